@@ -1,0 +1,43 @@
+"""Whose failure is it? One tree; everything the package raises on purpose is in it.
+
+    SweRlError
+    ├── ConfigError       the user's input is wrong: exit code 2, one line naming the key and the cure
+    ├── SandboxError      the machine's failure: retried, then the sample leaves its group; never a reward
+    │   ├── SandboxLost          the sandbox ended while a request was in flight
+    │   └── SandboxUnavailable   this machine cannot make one (no user namespaces, no launcher, ...)
+    ├── EngineError       the inference engine failed; handled like SandboxError
+    ├── CheckpointError   a checkpoint is missing, partial or does not fit
+    └── InvariantError    a promise of the system was broken (token drift, non-finite logprob): stop the run
+"""
+
+
+class SweRlError(Exception):
+    """Base of every deliberate error."""
+
+
+class ConfigError(SweRlError, ValueError):
+    """Bad argument, configuration or input file. The message is one line: what is wrong and the cure."""
+
+
+class SandboxError(SweRlError):
+    """Infrastructure trouble around a sandbox."""
+
+
+class SandboxLost(SandboxError):
+    """The sandbox or its stream ended while a request was in flight."""
+
+
+class SandboxUnavailable(SandboxError, ConfigError):
+    """Sandboxes of this kind cannot be made here; the message says why and what to set."""
+
+
+class EngineError(SweRlError):
+    """The inference engine failed."""
+
+
+class CheckpointError(SweRlError):
+    """A checkpoint is missing, partial or does not fit the model."""
+
+
+class InvariantError(SweRlError, AssertionError):
+    """A promise of the system was broken; training on would be silently wrong."""

@@ -1,0 +1,233 @@
+"""The vocabulary of the system: one frozen record per stage of the data flow. Standard library only.
+
+Letters: G group size, N tokens of a sample, T packed tokens of a row, S segments (documents) of a row.
+Logprobs are natural logarithms, fp32, at the sampling temperature. Lengths are in tokens, times in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TaskKind = Literal["bugfix", "feature", "refactor", "debug", "docs"]
+Outcome = Literal["ok", "nonzero", "timeout", "oom", "pids_limit", "disk_full", "output_limit", "lost"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One repository state, one issue text, and the hidden tests that decide whether a patch resolves it."""
+
+    task_id: str  # unique over all sources
+    source: str  # "minirepo", "pypi", ...
+    split: str  # "train", "heldout", "hard", ...
+    repo: str
+    base_commit: str
+    problem_statement: str  # states behaviour, never the fix
+    fail_to_pass: tuple[str, ...]  # test ids "path/test_x.py::test_name"
+    pass_to_pass: tuple[str, ...]
+    gold_patch: bytes  # unified diff against `tree`; never shown to the agent
+    tree: Mapping[str, bytes] = field(default_factory=dict, repr=False)  # base files by POSIX path; empty if `image` has them
+    hidden_files: Mapping[str, bytes] = field(default_factory=dict, repr=False)  # written only when grading
+    image: str = ""  # container image, empty for the local base root
+    workdir: str = "/testbed"
+    kind: TaskKind = "bugfix"
+    test_runner: Literal["functions", "pytest"] = "functions"  # see rewards/test_runner.py
+    timeout_s: float = 60.0  # limit of the hidden tests
+    meta: Mapping[str, Any] = field(default_factory=dict, repr=False)  # source-specific extras (operator, difficulty, ...)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds of one sandbox; each is enforced inside it and has its own outcome."""
+
+    command_s: float = 30.0
+    memory_bytes: int = 512 << 20
+    pids: int = 64
+    disk_bytes: int = 64 << 20  # bytes the sandbox may write (overlay upper and /tmp)
+    output_bytes: int = 16 << 10  # head + tail kept per stream; the totals are reported
+    output_kill_bytes: int = 64 << 20  # beyond this the command is killed: outcome "output_limit"
+    lease_s: float = 3600.0  # after this the sandbox ends by itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxSpec:
+    backend: Literal["local", "docker", "kubernetes"] = "local"
+    image: str = ""
+    workdir: str = "/testbed"
+    layers: tuple[str, ...] = ()  # host directories stacked read-only under `workdir`, uppermost first
+    readonly_mounts: tuple[tuple[str, str], ...] = ()  # (host path, path inside)
+    env: Mapping[str, str] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+    network: Literal["none"] = "none"
+    isolation: Literal["namespaces", "none"] = "namespaces"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecResult:
+    exit_code: int  # 128 + signal when killed
+    stdout: bytes  # head and tail when longer than Limits.output_bytes
+    stderr: bytes
+    outcome: Outcome
+    duration_s: float
+    stdout_bytes: int  # produced in total
+    stderr_bytes: int
+
+    @property
+    def timed_out(self) -> bool:
+        return self.outcome == "timeout"
+
+
+class StopReason(StrEnum):
+    """Why an episode ended. What each means for training is configuration (algo.stop_reasons)."""
+
+    SUBMITTED = "submitted"
+    ABSTAINED = "abstained"
+    MAX_TURNS = "max_turns"
+    MAX_TOKENS = "max_tokens"  # response budget of the episode used up
+    CONTEXT_LIMIT = "context_limit"  # no room left in the model's context
+    PROMPT_TOO_LONG = "prompt_too_long"
+    TIMEOUT = "timeout"  # wall clock of the episode
+    ENV_TIMEOUT = "env_timeout"
+    OOM = "oom"
+    ENV_KILLED = "env_killed"  # the agent's own command ended the sandbox
+    FORMAT_ERROR = "format_error"  # too many unparsable actions in a row
+    NO_TOOL_CALL = "no_tool_call"
+    INFRA_ERROR = "infra_error"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_truncated(self) -> bool:
+        return self in _TRUNCATED
+
+    @property
+    def is_infra(self) -> bool:
+        return self in (StopReason.INFRA_ERROR, StopReason.CANCELLED)
+
+
+_TRUNCATED = frozenset(
+    {StopReason.MAX_TURNS, StopReason.MAX_TOKENS, StopReason.CONTEXT_LIMIT, StopReason.PROMPT_TOO_LONG, StopReason.TIMEOUT}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    token_ids: list[int]  # [n] sampled ids, the stop token included when it was sampled
+    rollout_logprobs: list[float]  # [n] of the sampled ids, by the engine that sampled them
+    finish_reason: Literal["stop", "length", "cancelled"]
+    policy_version: int  # weights that sampled the first token
+    policy_version_max: int  # weights that sampled the last token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    name: str
+    arguments: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    context_ids: list[int]  # tokens ADDED to the context since the last turn (the prompt, then observations)
+    completion: Completion
+    tool_call: ToolCall | None  # None after a format error
+    observation: str  # text shown to the policy for this turn; "" after the last
+    format_error: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reward:
+    value: float
+    terms: Mapping[str, float] = field(default_factory=dict)  # summands and diagnostics by name
+    tests_passed: int = 0
+    tests_total: int = 0
+    test_status: Mapping[str, str] = field(default_factory=dict)  # id -> passed | failed | error | missing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    trajectory_id: str
+    task_id: str
+    group_id: str
+    rollout_index: int  # place in the group, part of every seed
+    turns: list[Turn]
+    stop_reason: StopReason
+    temperature: float
+    detail: str = ""  # human-readable reason behind stop_reason
+    patch: bytes | None = None
+    reward: Reward | None = None  # None: not scored; never 0 for an outage
+    timings_s: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All ids in order: context and sampled, [N]."""
+        return [i for turn in self.turns for i in (*turn.context_ids, *turn.completion.token_ids)]
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        return sum(len(turn.completion.token_ids) for turn in self.turns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrajectoryGroup:
+    group_id: str
+    task_id: str
+    trajectories: list[Trajectory]  # [G], may be smaller than configured after infrastructure losses
+    advantages: list[float] = field(default_factory=list)  # [G] once credit is assigned
+    dropped: str | None = None  # why the group carries no signal, else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSample:
+    """One token sequence. Arrays are aligned to `input_ids`; the label shift happens in batching.pack."""
+
+    trajectory_id: str
+    input_ids: list[int]  # [N]
+    loss_mask: list[bool]  # [N] True exactly on trained sampled tokens
+    rollout_logprobs: list[float]  # [N], 0.0 where masked
+    advantages: list[float]  # [N], 0.0 where masked
+    turn_ids: list[int]  # [N] sampling event, -1 for context
+    policy_version: int
+    temperature: float
+    token_weights: list[float] = field(default_factory=list)  # [N] filled by algorithms.token_weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedBatch:
+    """One row of packed documents. Index t is label t everywhere: labels[t] is the token after input_ids[t]."""
+
+    input_ids: Tensor  # [T] i64
+    labels: Tensor  # [T] i64
+    position_ids: Tensor  # [T] i64, restart at 0 in each segment
+    cu_seqlens: Tensor  # [S+1] i32
+    cu_seqlens_host: tuple[int, ...]  # the same on the host, so that nothing synchronises to read it
+    kv_end: Tensor  # [T] i32, key k is visible to queries k <= q < kv_end[k]
+    loss_mask: Tensor  # [T] bool
+    rollout_logprobs: Tensor  # [T] f32
+    old_logprobs: Tensor | None  # [T] f32
+    ref_logprobs: Tensor | None  # [T] f32
+    advantages: Tensor  # [T] f32
+    token_weights: Tensor  # [T] f32
+    temperature: Tensor | None  # [T] f32
+    policy_version: Tensor  # [T] i32
+    trajectory_ids: tuple[str, ...]  # [S]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepStats:
+    step: int
+    policy_version: int
+    loss: float
+    grad_norm: float
+    skipped: bool  # non-finite gradient: the optimiser did not move
+    num_loss_tokens: int  # global over ranks and micro-batches
+    num_tokens: int
+    entropy: float
+    ratio_clip_frac: float
+    kl_rollout: float  # mean(old - rollout) style drift between trainer and engine, nats per trained token
+    logprob_abs_diff: float  # mean |trainer - engine| on the trained tokens
+    tokens_per_s: float
+    peak_memory_bytes: int
