@@ -8,9 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from omegaconf import MISSING
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from swe_rl.errors import ConfigError
+from swe_rl.types import StopReason
 
 
 @dataclass(kw_only=True)
@@ -31,8 +33,6 @@ class ModelConfig:
 class TaskConfig:
     source: str = "minirepo"  # "minirepo", or a directory written by `swe-rl tasks build`
     num_train: int = 400  # distinct training tasks; 0 takes all that the source has
-    num_heldout: int = 128  # per held-out split
-    eval_splits: list[str] = field(default_factory=lambda: ["heldout", "hard"])
     seed: int = 0  # of the training tasks
     heldout_seed: int = 1_000_003  # of the held-out tasks; nothing is ever tuned on them
 
@@ -132,22 +132,25 @@ class PhaseConfig:
 
     name: str = MISSING
     data: str = "rollouts"  # demonstrations | passed_rollouts | rollouts
-    steps: int = 0  # optimiser steps; 0 = one pass (passed_rollouts only)
-    tasks_per_step: int = 12  # rollouts: groups per step; passed_rollouts: ignored
-    num_tasks: int = 64  # passed_rollouts: tasks sampled once at the start; demonstrations: demonstrations made
-    samples_per_task: int = 4  # passed_rollouts
-    batch_size: int = 32  # demonstrations, passed_rollouts: trajectories per optimiser step
-    epochs: int = 1  # passed_rollouts
-    cache: bool = False  # keep the result under the cache directory and reuse it (warm start)
+    steps: int = 0  # rollouts: optimiser steps; the other two derive them from epochs
+    tasks_per_step: int = 12  # rollouts: groups per step over all ranks
+    num_tasks: int = 64  # demonstrations, passed_rollouts: tasks used once at the start
+    samples_per_task: int = 4  # demonstrations, passed_rollouts: attempts per task
+    batch_size: int = 32  # demonstrations, passed_rollouts: trajectories per optimiser step over all ranks
+    epochs: int = 1  # demonstrations, passed_rollouts
+    p_right: float = 1.0  # demonstrations: chance that an edit is right; 1 is the oracle
+    p_give_up: float = 0.7  # demonstrations: chance to submit after a failed test
+    cache: bool = False  # demonstrations: keep the trained weights under the cache directory and reuse them
     evaluate: bool = True  # held-out evaluation after the phase
-    overrides: dict[str, Any] = field(default_factory=dict)
+    overrides: dict[str, Any] = field(default_factory=dict)  # of any group, nested as in this file
 
 
 @dataclass(kw_only=True)
 class EvalConfig:
-    greedy: bool = True  # one greedy attempt per task beside the sampled ones
+    splits: dict[str, int] = field(default_factory=lambda: {"heldout": 256, "hard": 128})  # split -> number of tasks
+    greedy_tasks: int = 128  # at most so many tasks per split get one greedy attempt as well; 0: none
     samples_per_task: int = 1  # at temperature 1
-    before_training: bool = True  # row "base" of the final table
+    base_tasks: int = 32  # tasks per split for the row "base" (an untrained policy rambles, so few); 0: no such row
 
 
 @dataclass(kw_only=True)
@@ -169,10 +172,118 @@ class TrainConfig:
     resume: bool = False
     checkpoint_every: int = 5  # optimiser steps
     keep_checkpoints: int = 2
-    init_checkpoint: str = ""  # start from this checkpoint's weights
+    init_weights: str = ""  # a directory written by a phase (phases/<name>): start from its weights
     threads: int = 0  # torch threads; 0 leaves torch's choice
 
 
-def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{key}={value!r} is unknown: use one of {', '.join(allowed)}")
+CHOICES: dict[str, tuple[str, ...]] = {
+    "model.dtype": ("float32", "bfloat16"),
+    "sandbox.backend": ("local",),
+    "sandbox.isolation": ("namespaces", "none"),
+    "agent.prompt": ("nano", "default"),
+    "agent.action_format": ("xml",),
+    "engine.dtype": ("float32", "bfloat16"),
+    "algo.advantage": ("leave_one_out", "group_mean", "group_std"),
+    "algo.aggregation": ("token_mean", "seq_mean", "seq_sum_const"),
+    "trainer.backend": ("torch",),
+    "trainer.optimizer": ("adamw", "muon"),
+    "trainer.schedule": ("constant", "cosine"),
+}
+PHASE_DATA = ("demonstrations", "passed_rollouts", "rollouts")
+POSITIVE = (
+    "sandbox.concurrency",
+    "agent.max_turns",
+    "agent.max_turn_tokens",
+    "engine.num_slots",
+    "engine.prefill_chunk",
+    "rollout.group_size",
+    "batching.max_tokens_per_batch",
+    "trainer.learning_rate",
+    "checkpoint_every",
+    "keep_checkpoints",
+)
+
+
+def phase_config(cfg: TrainConfig, phase: PhaseConfig) -> TrainConfig:
+    """`cfg` with the overrides of one phase applied; ConfigError for an unknown key or a wrong type."""
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(cfg), phase.overrides)
+        return OmegaConf.to_object(merged)  # type: ignore[return-value]
+    except OmegaConfBaseException as err:
+        reason = str(err).splitlines()[0]
+        raise ConfigError(f"phases: overrides of phase {phase.name!r} do not fit the schema: {reason}") from err
+
+
+def validate(cfg: TrainConfig) -> None:
+    """Cross-checks of the whole tree and of every phase. ConfigError names the key and the cure."""
+    if not cfg.phases:
+        raise ConfigError("phases is empty: choose an experiment, for example experiment=nano_minirepo")
+    names = [phase.name for phase in cfg.phases]
+    if len(set(names)) != len(names):
+        raise ConfigError(f"phases: every phase needs its own name, got {', '.join(names)}")
+    _validate_groups(cfg)
+    for phase in cfg.phases:
+        _validate_phase(phase)
+        _validate_groups(phase_config(cfg, phase))
+        if phase.data == "rollouts":
+            _validate_rl(phase_config(cfg, phase))
+
+
+def _validate_groups(cfg: TrainConfig) -> None:
+    for key, allowed in CHOICES.items():
+        value = _lookup(cfg, key)
+        if value not in allowed:
+            raise ConfigError(f"{key}={value!r} is unknown: use one of {', '.join(allowed)}")
+    for key in POSITIVE:
+        if _lookup(cfg, key) <= 0:
+            raise ConfigError(f"{key} must be positive, got {_lookup(cfg, key)}")
+    for reason, action in cfg.algo.stop_reasons.items():
+        if reason not in {str(r) for r in StopReason}:
+            raise ConfigError(f"algo.stop_reasons.{reason} is no stop reason: use one of {', '.join(StopReason)}")
+        if action not in ("keep", "mask", "drop"):
+            raise ConfigError(f"algo.stop_reasons.{reason}={action!r} is unknown: use keep, mask or drop")
+    if cfg.agent.max_turn_tokens >= cfg.agent.max_context_tokens:
+        raise ConfigError(
+            f"agent.max_turn_tokens ({cfg.agent.max_turn_tokens}) must be smaller than "
+            f"agent.max_context_tokens ({cfg.agent.max_context_tokens})"
+        )
+    if cfg.rollout.max_staleness < 0:
+        raise ConfigError(f"rollout.max_staleness must be 0 (synchronous) or more, got {cfg.rollout.max_staleness}")
+    if cfg.trainer.optimizer == "muon" and cfg.trainer.fsdp:
+        raise ConfigError("trainer.optimizer=muon needs whole matrices: set trainer.fsdp=false or trainer.optimizer=adamw")
+
+
+def _validate_phase(phase: PhaseConfig) -> None:
+    if phase.data not in PHASE_DATA:
+        raise ConfigError(f"phases.{phase.name}.data={phase.data!r} is unknown: use one of {', '.join(PHASE_DATA)}")
+    if phase.data == "rollouts" and phase.steps <= 0:
+        raise ConfigError(f"phases.{phase.name}.steps must be positive for data=rollouts, got {phase.steps}")
+    for key in ("tasks_per_step", "num_tasks", "samples_per_task", "batch_size", "epochs"):
+        if getattr(phase, key) <= 0:
+            raise ConfigError(f"phases.{phase.name}.{key} must be positive, got {getattr(phase, key)}")
+    if phase.cache and phase.data != "demonstrations":
+        raise ConfigError(f"phases.{phase.name}.cache works for data=demonstrations only: rollouts depend on the run")
+
+
+def _validate_rl(cfg: TrainConfig) -> None:
+    if cfg.algo.advantage == "leave_one_out" and cfg.rollout.group_size < 2:
+        raise ConfigError(
+            f"rollout.group_size={cfg.rollout.group_size} leaves nobody for algo.advantage=leave_one_out: "
+            "set rollout.group_size to 2 or more"
+        )
+    neutral = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    for key, value in neutral.items():
+        if getattr(cfg.rollout, key) != value:
+            raise ConfigError(
+                f"rollout.{key}={getattr(cfg.rollout, key)} cuts the distribution that the loss assumes: "
+                f"set rollout.{key}={value} for policy-gradient phases"
+            )
+    if cfg.rollout.temperature <= 0:
+        raise ConfigError(f"rollout.temperature must be positive in a policy-gradient phase, got {cfg.rollout.temperature}")
+
+
+def _lookup(cfg: TrainConfig, key: str) -> Any:
+    value: Any = cfg
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
