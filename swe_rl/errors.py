@@ -6,6 +6,7 @@
     │   ├── SandboxLost          the sandbox ended while a request was in flight
     │   └── SandboxUnavailable   this machine cannot make one (no user namespaces, no launcher, ...)
     ├── EngineError       the inference engine failed; handled like SandboxError
+    ├── PatchError        what the agent left cannot be made into, or is not, a patch: the agent's doing, scored
     ├── CheckpointError   a checkpoint is missing, partial or does not fit
     └── InvariantError    a promise of the system was broken (token drift, non-finite logprob): stop the run
 """
@@ -33,6 +34,14 @@ class SandboxUnavailable(SandboxError, ConfigError):
 
 class EngineError(SweRlError):
     """The inference engine failed."""
+
+
+class PatchError(SweRlError):
+    """The agent's tree cannot be expressed as a patch, or the bytes are not one. `reason` is a short stable word."""
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class CheckpointError(SweRlError):
