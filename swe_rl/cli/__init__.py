@@ -1,6 +1,5 @@
-"""Command line: one small file per command."""
+"""Command line: one small file per command, and the table of commands in dispatch.py."""
 
+from swe_rl.cli.dispatch import main
 
-def main() -> int:
-    """Entry point of `swe-rl`."""
-    return 0
+__all__ = ["main"]
