@@ -89,6 +89,8 @@ class AlgoConfig:
     clip_high: float = 0.28
     entropy_coeff: float = 0.0
     kl_coeff: float = 0.0
+    correction: str = "none"  # of the trainer/engine mismatch: none | tis (token-level truncated importance sampling)
+    correction_cap: float = 2.0  # tis: largest weight of a token
     aggregation: str = "seq_sum_const"  # token_mean | seq_mean | seq_sum_const (divided by max_context_tokens and batch rows)
     drop_uniform_groups: bool = False
     # stop reason -> keep | mask | drop; reasons not named are kept. infra_error and cancelled always leave the group.
@@ -185,6 +187,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "engine.dtype": ("float32", "bfloat16"),
     "algo.advantage": ("leave_one_out", "group_mean", "group_std"),
     "algo.aggregation": ("token_mean", "seq_mean", "seq_sum_const"),
+    "algo.correction": ("none", "tis"),
     "trainer.backend": ("torch",),
     "trainer.optimizer": ("adamw", "muon"),
     "trainer.schedule": ("constant", "cosine"),

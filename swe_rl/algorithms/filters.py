@@ -1,0 +1,93 @@
+"""Which rollouts of a group may teach, and how: a map from stop reason to keep, mask or drop.
+
+keep: trains. mask: its tokens do not train, its reward stays in the baseline and its row in the denominators.
+drop: as if it had never been sampled. Infrastructure failures and unscored rollouts are always dropped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+
+from swe_rl.errors import ConfigError
+from swe_rl.types import StopReason, Trajectory, TrajectoryGroup
+
+Action = Literal["keep", "mask", "drop"]
+ACTIONS: tuple[Action, ...] = ("keep", "mask", "drop")
+
+
+def check_stop_reasons(stop_reasons: Mapping[str, str]) -> None:
+    """Raises ConfigError for an unknown reason or action, or for an attempt to train on outages."""
+    known = [str(reason) for reason in StopReason]
+    for reason, action in stop_reasons.items():
+        if reason not in known:
+            raise ConfigError(f"algo.stop_reasons.{reason} is no stop reason: use one of {', '.join(known)}")
+        if action not in ACTIONS:
+            raise ConfigError(f"algo.stop_reasons.{reason}={action!r} is unknown: use one of {', '.join(ACTIONS)}")
+        if StopReason(reason).is_infra and action != "drop":
+            raise ConfigError(
+                f"algo.stop_reasons.{reason}={action!r}: an outage always leaves its group; remove the key"
+            )
+
+
+def stop_action(trajectory: Trajectory, stop_reasons: Mapping[str, str]) -> Action:
+    """What the map says about this trajectory; reasons not named are kept, outages are dropped."""
+    if trajectory.stop_reason.is_infra:
+        return "drop"
+    action = stop_reasons.get(str(trajectory.stop_reason), "keep")
+    for known in ACTIONS:
+        if action == known:
+            return known
+    raise ConfigError(
+        f"algo.stop_reasons.{trajectory.stop_reason}={action!r} is unknown: use one of {', '.join(ACTIONS)}"
+    )
+
+
+def is_masked(trajectory: Trajectory, stop_reasons: Mapping[str, str]) -> bool:
+    """True if the trajectory counts in its group, but none of its tokens trains."""
+    return stop_action(trajectory, stop_reasons) == "mask"
+
+
+def filter_group(
+    group: TrajectoryGroup, *, stop_reasons: Mapping[str, str], drop_uniform: bool
+) -> tuple[TrajectoryGroup, Counter[str]]:
+    """Removes what may not count and says what happened.
+
+    Returns the group with the remaining trajectories (advantages emptied, `dropped` set to "empty" or "uniform" when
+    the whole group leaves) and counts: infra, unscored, dropped, masked (trajectories); singleton, uniform,
+    solve_none, solve_all, solve_partial (groups, of the remaining members). A singleton stays, with advantage 0.
+    """
+    counts: Counter[str] = Counter()
+    kept: list[Trajectory] = []
+    for trajectory in group.trajectories:
+        action = stop_action(trajectory, stop_reasons)
+        if trajectory.stop_reason.is_infra:
+            counts["infra"] += 1
+        elif action == "drop":
+            counts["dropped"] += 1
+        elif trajectory.reward is None or not math.isfinite(trajectory.reward.value):
+            counts["unscored"] += 1
+        else:
+            counts["masked"] += action == "mask"
+            kept.append(trajectory)
+    dropped = _describe(kept, counts, drop_uniform=drop_uniform)
+    return replace(group, trajectories=kept, advantages=[], dropped=dropped), counts
+
+
+def _describe(kept: list[Trajectory], counts: Counter[str], *, drop_uniform: bool) -> str | None:
+    rewards = [t.reward.value for t in kept if t.reward is not None]
+    if not rewards:
+        return "empty"
+    if all(r <= 0 for r in rewards):
+        counts["solve_none"] += 1
+    elif all(r >= 1 for r in rewards):
+        counts["solve_all"] += 1
+    else:
+        counts["solve_partial"] += 1
+    counts["singleton"] += len(rewards) == 1
+    uniform = min(rewards) == max(rewards)
+    counts["uniform"] += uniform
+    return "uniform" if uniform and drop_uniform else None

@@ -1,0 +1,105 @@
+"""TrainSample -> PackedBatch: rows of several documents without padding. The label shift happens here and only here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from swe_rl.errors import InvariantError
+from swe_rl.types import PackedBatch, TrainSample
+
+X = TypeVar("X")
+
+
+def pack(samples: Sequence[TrainSample], *, max_tokens: int) -> list[PackedBatch]:
+    """First-fit-decreasing by length; equal lengths keep their order, so the result depends on the input only.
+
+    Every row holds at most `max_tokens` tokens, except that a longer sample gets a row of its own. Tensors are on the
+    CPU. Samples without token_weights get NaN weights on their trained tokens: such a batch can be scored, and
+    training on it is refused. Raises InvariantError for a sample whose arrays do not fit each other.
+    """
+    order = sorted(range(len(samples)), key=lambda i: -len(samples[i].input_ids))
+    rows: list[list[TrainSample]] = []
+    room: list[int] = []
+    for i in order:
+        _check(samples[i])
+        length = len(samples[i].input_ids)
+        place = next((r for r, free in enumerate(room) if length <= free), None)
+        if place is None:
+            rows.append([])
+            room.append(max_tokens)
+            place = len(rows) - 1
+        rows[place].append(samples[i])
+        room[place] -= length
+    return [pack_row(row) for row in rows]
+
+
+def pack_row(row: Sequence[TrainSample]) -> PackedBatch:
+    """One row from these documents, in this order. Index t is label t: what stands at t describes token t + 1."""
+    lengths = [len(sample.input_ids) for sample in row]
+    bounds = (0, *accumulate(lengths))
+    kv_end = [end for end, length in zip(bounds[1:], lengths, strict=True) for _ in range(length)]
+    temperatures = _concat(row, lambda s: [s.temperature] * len(s.input_ids), torch.float32)
+    return PackedBatch(
+        input_ids=_concat(row, lambda s: s.input_ids, torch.int64),
+        labels=_concat(row, lambda s: _shift(s.input_ids, 0), torch.int64),
+        position_ids=_concat(row, lambda s: range(len(s.input_ids)), torch.int64),
+        cu_seqlens=torch.tensor(bounds, dtype=torch.int32),
+        cu_seqlens_host=bounds,
+        kv_end=torch.tensor(kv_end, dtype=torch.int32),
+        loss_mask=_concat(row, lambda s: _shift(s.loss_mask, False), torch.bool),
+        rollout_logprobs=_concat(row, lambda s: _shift(s.rollout_logprobs, 0.0), torch.float32),
+        old_logprobs=None,
+        ref_logprobs=None,
+        advantages=_concat(row, lambda s: _shift(s.advantages, 0.0), torch.float32),
+        token_weights=_concat(row, lambda s: _shift(_weights(s), 0.0), torch.float32),
+        temperature=None if all(sample.temperature == 1.0 for sample in row) else temperatures,
+        policy_version=_concat(row, lambda s: [s.policy_version] * len(s.input_ids), torch.int32),
+        trajectory_ids=tuple(sample.trajectory_id for sample in row),
+    )
+
+
+def empty_batch() -> PackedBatch:
+    """A row of one token that trains nothing: lets a rank without work take part in collectives."""
+    return pack_row(
+        [
+            TrainSample(
+                trajectory_id="",
+                input_ids=[0],
+                loss_mask=[False],
+                rollout_logprobs=[0.0],
+                advantages=[0.0],
+                turn_ids=[-1],
+                policy_version=0,
+                temperature=1.0,
+                token_weights=[0.0],
+            )
+        ]
+    )
+
+
+def _shift(values: Sequence[X], last: X) -> list[X]:
+    """values[t + 1] at t; nothing follows the last token of a document."""
+    return [*values[1:], last]
+
+
+def _concat(row: Sequence[TrainSample], get: Callable[[TrainSample], Sequence[float]], dtype: torch.dtype) -> Tensor:
+    return torch.tensor([value for sample in row for value in get(sample)], dtype=dtype)
+
+
+def _weights(sample: TrainSample) -> Sequence[float]:
+    return sample.token_weights or [math.nan if m else 0.0 for m in sample.loss_mask]
+
+
+def _check(sample: TrainSample) -> None:
+    size = len(sample.input_ids)
+    arrays = (sample.loss_mask, sample.rollout_logprobs, sample.advantages, sample.turn_ids, _weights(sample))
+    if size == 0 or any(len(array) != size for array in arrays):
+        raise InvariantError(f"{sample.trajectory_id}: arrays of {[len(a) for a in arrays]} for {size} tokens")
+    if sample.loss_mask[0]:
+        raise InvariantError(f"{sample.trajectory_id}: the first token would train, but nothing predicts it")
