@@ -17,10 +17,16 @@ if TYPE_CHECKING:
     from swe_rl.types import ExecResult
 
 INLINE_BYTES = 8 << 10  # a diff up to this size comes back with the command itself
-CLEAN_ENV = "env -i PATH=/usr/local/bin:/usr/bin:/bin LC_ALL=C GIT_CONFIG_NOSYSTEM=1 GIT_ATTR_NOSYSTEM=1 GIT_NO_REPLACE_OBJECTS=1"
+CLEAN_ENV = (
+    "env -i PATH=/usr/local/bin:/usr/bin:/bin LC_ALL=C HOME=/nonexistent "
+    "GIT_CONFIG_NOSYSTEM=1 GIT_ATTR_NOSYSTEM=1 GIT_NO_REPLACE_OBJECTS=1"
+)
 
 # Untracked paths that are by-products of running code; tracked ones are diffed whatever their name.
-_JUNK = "__pycache__/ *.pyc *.pyo .pytest_cache/ .mypy_cache/ .ruff_cache/ .hypothesis/ .tox/ .nox/ .venv/ node_modules/ *.egg-info/"
+_JUNK = (
+    "__pycache__/ *.pyc *.pyo .pytest_cache/ .mypy_cache/ .ruff_cache/ .hypothesis/ "
+    ".tox/ .nox/ .venv/ node_modules/ *.egg-info/"
+)
 
 _EXIT_NO_BASE, _EXIT_NO_WORKDIR, _EXIT_ADD, _EXIT_DIFF, _EXIT_TOO_LARGE, _EXIT_TMP = 64, 65, 66, 67, 68, 69
 _REASONS = {
@@ -32,15 +38,16 @@ _REASONS = {
     _EXIT_TMP: "no_space",
 }
 
-# Arguments: workdir, base commit ("" = the root commit of HEAD), byte limit, inline limit, mode (fast | nested | import).
+# Arguments: workdir, base commit ("": the root commit of HEAD), byte limit, inline limit, mode (fast, nested, import).
 _SCRIPT = r"""
 W=$1 BASE=$2 MAX=$3 INLINE=$4 MODE=$5
 umask 077
 T=$(mktemp -d /tmp/.diff.XXXXXX) || exit 69
 mkdir -p "$T/g/objects/info" "$T/g/refs" "$T/g/info" || exit 69
 echo 'ref: refs/heads/none' >"$T/g/HEAD"
-printf '[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tsymlinks = true\n\tautocrlf = false\n\tcompression = 0\n' \
-  >"$T/g/config" || exit 69
+echo '[core]' >"$T/g/config"
+printf '%s\n' repositoryformatversion=0 filemode=true symlinks=true autocrlf=false compression=0 \
+  >>"$T/g/config" || exit 69
 echo '* -text -eol -ident -filter -working-tree-encoding !diff' >"$T/g/info/attributes"
 printf '%s\n' $JUNK >"$T/g/info/exclude"
 cd "$W" 2>/dev/null || exit 65
@@ -67,7 +74,8 @@ if [ "$MODE" != fast ]; then
 fi
 if [ $ADDED -ne 0 ]; then head -c 300 "$T/err" >&2; exit 66; fi
 git diff-index --cached --patch --binary --full-index --no-ext-diff --no-textconv --no-renames --no-color \
-  --ignore-submodules=all --src-prefix=a/ --dst-prefix=b/ "$BASE" -- >"$T/patch" 2>"$T/err" || { head -c 300 "$T/err" >&2; exit 67; }
+  --ignore-submodules=all --src-prefix=a/ --dst-prefix=b/ "$BASE" -- >"$T/patch" 2>"$T/err" \
+  || { head -c 300 "$T/err" >&2; exit 67; }
 SIZE=$(stat -c %s "$T/patch")
 if [ "$SIZE" -gt "$MAX" ]; then rm -rf "$T"; echo "$SIZE" >&2; exit 68; fi
 mv "$T/patch" "$T.patch" && rm -rf "$T"
