@@ -1,48 +1,92 @@
-"""Package mapping, and the native parts: built with the system compiler, never required to install."""
+"""Package mapping, and the native parts: built with the system compiler, never required to install.
+
+kernels/triton_ops is installed as swe_rl.kernels and conf/ as swe_rl.conf. The sandbox launcher and supervisor are
+compiled into swe_rl/sandbox/bin: of the source tree in an editable installation, of the wheel otherwise. Without a
+compiler the installation still succeeds; the reason is then in swe_rl/sandbox/bin/MISSING.txt, where `swe-rl doctor`
+and the first attempt to open a sandbox find it (pip shows what a build prints only with -v).
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Distribution, find_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
-ROOT = Path(__file__).parent
+ROOT = Path(__file__).parent.resolve()
 SANDBOXD_SOURCES = ROOT / "csrc" / "sandboxd"
+COMPILERS = ("musl-gcc", "gcc", "cc", "clang")  # the order in which build.sh prefers them
 
 
 def build_sandboxd(target: Path) -> None:
-    """Compiles the static supervisor and launcher into `target`; says what is missing instead of failing."""
-    script = SANDBOXD_SOURCES / "build.sh"
-    compiler = next((c for c in ("musl-gcc", "cc", "gcc", "clang") if shutil.which(c)), None)
-    if compiler is None:
-        print("swe-rl: no C compiler found, the local sandbox is not built; install gcc and reinstall", file=sys.stderr)
-        return
+    """Compiles launcher and supervisor into `target`; leaves MISSING.txt there when that is not possible."""
     target.mkdir(parents=True, exist_ok=True)
-    try:
-        subprocess.run(["sh", str(script), str(target)], check=True, env=None)
-    except (OSError, subprocess.CalledProcessError) as err:
-        print(f"swe-rl: building csrc/sandboxd failed ({err}); the local sandbox is not available", file=sys.stderr)
+    note = target / "MISSING.txt"
+    if not any(shutil.which(compiler) for compiler in COMPILERS):
+        _note_missing(note, "no C compiler was found at installation: install gcc (or musl-tools) and reinstall swe-rl")
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        done = subprocess.run(
+            ["sh", str(SANDBOXD_SOURCES / "build.sh"), scratch], cwd=SANDBOXD_SOURCES, capture_output=True, text=True
+        )
+        sys.stdout.write(done.stdout)
+        if done.returncode != 0:
+            _note_missing(note, f"csrc/sandboxd/build.sh failed:\n{done.stderr.strip()[-4000:]}")
+            return
+        for binary in Path(scratch).iterdir():  # by rename: a running sandbox keeps the file that it was started from
+            staged = target / f".{binary.name}.{os.getpid()}"
+            shutil.copy2(binary, staged)
+            os.replace(staged, target / binary.name)
+    note.unlink(missing_ok=True)
+
+
+def _note_missing(note: Path, reason: str) -> None:
+    note.write_text(reason + "\n")  # older binaries beside it (editable installation) keep working
+    print(f"swe-rl: the local sandbox is not built: {reason}", file=sys.stderr)
 
 
 class BuildWithNative(build_py):
+    """Builds the native parts after the Python ones, into the same place."""
+
     def run(self) -> None:
+        package = ROOT / "swe_rl" if self.editable_mode else Path(self.build_lib) / "swe_rl"
+        if not self.editable_mode:  # setuptools would pack what an earlier build left there
+            shutil.rmtree(package, ignore_errors=True)
         super().run()
-        in_tree = self.editable_mode if hasattr(self, "editable_mode") else False
-        package = ROOT / "swe_rl" if in_tree else Path(self.build_lib) / "swe_rl"
         build_sandboxd(package / "sandbox" / "bin")
 
+    def get_source_files(self) -> list[str]:
+        """Adds the C sources to source distributions."""
+        native = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*") if p.is_file())
+        return [*super().get_source_files(), *native]
 
-PACKAGES = [*find_packages(include=["swe_rl", "swe_rl.*"]), "swe_rl.kernels", "swe_rl.conf"]
+
+class PlatformDistribution(Distribution):
+    """Not pure Python, although setuptools sees no extension module."""
+
+    def has_ext_modules(self) -> bool:
+        return True
+
+
+class PlatformWheel(bdist_wheel):
+    """The binaries are static: any Python 3, but one processor architecture."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
 
 setup(
-    packages=PACKAGES,
+    packages=[*find_packages(include=["swe_rl", "swe_rl.*"]), "swe_rl.kernels", "swe_rl.conf"],
     package_dir={"swe_rl.kernels": "kernels/triton_ops", "swe_rl.conf": "conf"},
-    package_data={"swe_rl.conf": ["*.yaml", "**/*.yaml"], "swe_rl": ["sandbox/bin/*", "py.typed", "agents/prompts/*.jinja"]},
+    package_data={"swe_rl.conf": ["**/*.yaml"], "swe_rl": ["py.typed", "agents/prompts/*"]},
     include_package_data=False,
-    cmdclass={"build_py": BuildWithNative},
+    distclass=PlatformDistribution,
+    cmdclass={"build_py": BuildWithNative, "bdist_wheel": PlatformWheel},
     zip_safe=False,
 )
