@@ -12,7 +12,8 @@ PACKAGE = ROOT / "swe_rl"
 
 # Top to bottom. A part imports parts of lower rows only; parts on one row never import each other.
 ROWS: tuple[tuple[str, ...], ...] = (
-    ("cli", "__main__"),
+    ("__main__",),
+    ("cli",),
     ("train_loop",),
     ("evaluation", "curation"),
     ("rollout", "training"),
