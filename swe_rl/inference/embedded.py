@@ -1,0 +1,186 @@
+"""The embedded engine: transformers in this process, a slot per episode, one compute thread.
+
+    engine = EmbeddedEngine(model, EngineConfig(num_slots=32), max_context=512)
+    completion = await engine.generate(prompt_ids, params, session="trajectory-7")
+    await engine.update_weights(backend.weights(), version=1)
+    await engine.release("trajectory-7")
+
+Token ids in, token ids out. What one episode gets depends on its ids, its seeds and the weights, never on the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+
+from swe_rl.errors import EngineError, SweRlError
+from swe_rl.inference.runner import SlotRunner
+from swe_rl.inference.scheduler import EngineCounters, Request, SlotScheduler
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+    from swe_rl.config import EngineConfig
+    from swe_rl.protocols import SamplingParams
+    from swe_rl.types import Completion
+
+
+class EmbeddedEngine:
+    """Implements Policy. Takes its own copy of `model`, in `cfg.dtype`; `max_context` bounds prompt plus sampled tokens.
+
+    All methods are for the event loop's thread. An async context manager; `close` ends the thread.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, cfg: EngineConfig, *, max_context: int, policy_version: int = 0
+    ) -> None:
+        runner = SlotRunner(
+            model,
+            num_slots=cfg.num_slots,
+            prefill_chunk=cfg.prefill_chunk,
+            max_context=max_context,
+            dtype=cfg.dtype,
+        )
+        self._scheduler = SlotScheduler(runner, policy_version=policy_version)
+        self._max_context, self._vocab_size = max_context, runner.vocab_size
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._closed = False
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._work, name="swe-rl-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def policy_version(self) -> int:
+        return self._scheduler.policy_version
+
+    @property
+    def counters(self) -> EngineCounters:
+        """Live counters, written by the compute thread."""
+        return self._scheduler.counters
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str) -> Completion:
+        """Samples until a stop id, `max_new_tokens` or the context is full. Cancelling the task ends the request.
+
+        Raises EngineError for a prompt that cannot be run or a failed engine, InvariantError for non-finite logprobs.
+        """
+        prompt = [int(token) for token in prompt_ids]
+        self._check(prompt, params)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        request = Request(session, prompt, params, partial(_resolve, asyncio.get_running_loop(), future))
+        self._post(partial(self._scheduler.submit, request))
+        try:
+            completion: Completion = await future
+        except asyncio.CancelledError:
+            self._post(partial(self._scheduler.cancel, request))
+            raise
+        return completion
+
+    async def release(self, session: str) -> None:
+        """Frees the session's slot; a running request of it ends as cancelled. Idempotent."""
+        if not self._closed:
+            self._post(partial(self._scheduler.release, session))
+
+    async def update_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Copies all parameters, by Hugging Face name, between two steps; returns when they are in use.
+
+        No key or value of the old weights is used again: idle sessions are recomputed when they come back, running
+        ones at once, and their completion tells both versions.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+
+        def load() -> None:
+            try:
+                self._scheduler.load_weights(weights, version)
+            except SweRlError as err:
+                _resolve(loop, future, err)
+            else:
+                _resolve(loop, future, None)
+
+        self._post(load)
+        await future
+
+    async def close(self) -> None:
+        """Fails what still runs and ends the compute thread. Idempotent."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+        await asyncio.to_thread(self._thread.join)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    def _check(self, prompt: list[int], params: SamplingParams) -> None:
+        if not prompt or not 0 <= min(prompt) <= max(prompt) < self._vocab_size:
+            raise EngineError(f"prompt of {len(prompt)} ids must be non-empty, with ids in [0, {self._vocab_size})")
+        if len(prompt) >= self._max_context:
+            raise EngineError(f"prompt of {len(prompt)} ids leaves no room in a context of {self._max_context}")
+        if params.temperature < 0 or params.max_new_tokens < 1:
+            raise EngineError("temperature must be >= 0 and max_new_tokens >= 1")
+
+    def _post(self, command: Callable[[], None]) -> None:
+        with self._wake:
+            if self._closed or self._failure is not None:
+                raise EngineError(f"the engine is closed or failed: {self._failure!r}")
+            self._inbox.append(command)
+            self._wake.notify()
+
+    def _work(self) -> None:
+        """Compute thread: takes commands between steps, steps while there is work, sleeps otherwise."""
+        with torch.inference_mode():
+            while not self._closed:
+                try:
+                    self._drain()
+                    if self._scheduler.has_work:
+                        self._scheduler.step()
+                except Exception as err:  # the boundary of this thread: every waiting request gets the cause
+                    self._fail(err)
+                    return
+        self._fail(EngineError("the engine was closed"))
+
+    def _drain(self) -> None:
+        with self._wake:
+            while not (self._inbox or self._scheduler.has_work or self._closed):
+                self._wake.wait()
+            commands = list(self._inbox)
+            self._inbox.clear()
+        for command in commands:
+            command()
+
+    def _fail(self, err: Exception) -> None:
+        error = err if isinstance(err, SweRlError) else EngineError(f"the engine failed: {err!r}")
+        if error is not err:
+            error.__cause__ = err
+        with self._wake:
+            self._failure = error
+            commands = list(self._inbox)
+            self._inbox.clear()
+        for command in commands:  # requests queued meanwhile get the error, too
+            command()
+        self._scheduler.fail_all(error)
+
+
+def _resolve(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], result: Any) -> None:
+    """Hands a result or exception to the event loop; a cancelled future or a closed loop no longer wants it."""
+
+    def settle() -> None:
+        if future.done():
+            return
+        if isinstance(result, Exception):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(settle)

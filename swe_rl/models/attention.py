@@ -1,0 +1,158 @@
+"""Two attention functions for transformers models: packed documents (trainer) and cache slots (engine).
+
+A transformers model passes unknown keyword arguments of its forward down to the attention function. That is how the
+context of a call travels: `packed_segments=PackedSegments(...)` for "swe_rl_packed", `slot_rows=SlotRows(...)` for
+"swe_rl_slots". There is no global state, so several models and threads do not see each other.
+
+Letters: T packed tokens, R rows (one token of some slot each), S slots, C cache length, Hq query heads, Hkv key-value
+heads, D head dim, L layers. Query head h reads key-value head h // (Hq / Hkv), as in transformers' repeat_kv.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+PACKED = "swe_rl_packed"
+SLOTS = "swe_rl_slots"
+
+# The CPU kernel of scaled_dot_product_attention walks over keys in blocks of this many. Spans that are multiples of it
+# only add fully masked blocks, which leave every bit of a row unchanged.
+SPAN_BLOCK = 512
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSegments:
+    """Document borders of one packed row, on the host: document s holds tokens cu_seqlens[s] to cu_seqlens[s + 1]."""
+
+    cu_seqlens: tuple[int, ...]
+
+
+class SlotCache:
+    """Preallocated keys and values, [L, S, Hkv, C, D] each. Position `max_context` takes the writes of padding rows."""
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_slots: int,
+        num_kv_heads: int,
+        max_context: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        length = -(-(max_context + 1) // 16) * 16  # whole cache lines per head, so that every slot is aligned alike
+        shape = (num_layers, num_slots, num_kv_heads, length, head_dim)
+        self.max_context = max_context
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+
+    def clear(self) -> None:
+        """Zeroes everything: a masked weight of 0 times a stale NaN would still be NaN."""
+        self.keys.zero_()
+        self.values.zero_()
+
+    def span(self, length: int) -> int:
+        """Keys to look at so that `length` are covered and the bits of a row do not depend on it."""
+        return min(-(-length // SPAN_BLOCK) * SPAN_BLOCK, self.max_context)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotBlock:
+    """Rows [row_start, row_stop) read slots [slot_start, slot_stop): one slot for all of them, or one slot each."""
+
+    row_start: int
+    row_stop: int
+    slot_start: int
+    slot_stop: int
+    mask: Tensor  # [rows, 1, 1, span] additive, in the dtype of the model
+
+
+@dataclass(slots=True)
+class SlotRows:
+    """Where the R rows of one engine call live in the cache."""
+
+    cache: SlotCache
+    slot_ids: Tensor  # [R] i64
+    positions: Tensor  # [R] i64, also the position ids
+    blocks: list[SlotBlock] = field(default_factory=list)
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    dropout: float = 0.0,
+    packed_segments: PackedSegments | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention within each document; the maths of a document is that of the document alone.
+
+    query [B, Hq, T, D], key and value [B, Hkv, T, D] -> [B, T, Hq, D]. B is 1 with `packed_segments`; without, every
+    row is one document.
+    """
+    if attention_mask is not None or query.shape[2] != key.shape[2]:
+        raise ValueError(f"{PACKED} takes whole documents: no attention mask, no key-value cache")
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    borders = packed_segments.cu_seqlens if packed_segments is not None else (0, query.shape[2])
+    lengths = [stop - start for start, stop in zip(borders, borders[1:], strict=False)]
+    parts = zip(query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2), strict=True)
+    outs = [
+        F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, scale=scaling) for q, k, v in parts
+    ]
+    out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
+    return out.transpose(1, 2), None
+
+
+def slot_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    slot_rows: SlotRows,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Writes the R new keys and values to their slots, then every row attends to its own slot up to its position.
+
+    query [1, Hq, R, D], key and value [1, Hkv, R, D] -> [1, R, Hq, D]. The query heads that share a key-value head
+    form the rows of one small product, so each (row, key-value head) is computed alone: its bits depend on neither
+    the other rows nor its place among them.
+    """
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    keys, values = slot_rows.cache.keys[layer], slot_rows.cache.values[layer]
+    num_rows, num_kv_heads, head_dim = query.shape[2], keys.shape[1], query.shape[3]
+    keys[slot_rows.slot_ids, :, slot_rows.positions] = key[0].transpose(0, 1)
+    values[slot_rows.slot_ids, :, slot_rows.positions] = value[0].transpose(0, 1)
+    grouped = query[0].transpose(0, 1).reshape(num_rows, num_kv_heads, -1, head_dim)
+    out = torch.zeros_like(grouped)
+    for block in slot_rows.blocks:
+        rows, span = block.row_stop - block.row_start, block.mask.shape[-1]
+        k = keys[block.slot_start : block.slot_stop, :, :span].expand(rows, -1, -1, -1)
+        v = values[block.slot_start : block.slot_stop, :, :span].expand(rows, -1, -1, -1)
+        q = grouped[block.row_start : block.row_stop]
+        out[block.row_start : block.row_stop] = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=block.mask, scale=scaling
+        )
+    return out.reshape(1, num_rows, -1, head_dim), None
+
+
+def register() -> None:
+    """Makes both functions known to transformers by name. Idempotent."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(PACKED, packed_attention)
+    AttentionInterface.register(SLOTS, slot_attention)

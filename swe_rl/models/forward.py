@@ -1,0 +1,56 @@
+"""The trainer's view of a model: hidden states of a packed row, and the weight of the output head."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from swe_rl.errors import InvariantError
+from swe_rl.models.attention import PACKED, PackedSegments
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from swe_rl.types import PackedBatch
+
+
+def packed_forward(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
+    """Hidden states after the final norm, [T, H] in the dtype of the forward pass; no head.
+
+    Under FSDP2 call it inside the forward of the sharded root module (a small nn.Module that holds `model`, computes
+    hidden states here, reads `head_weight` and applies the loss): the root's hooks gather the embedding, final norm and
+    head, the decoder layers gather themselves. Raises InvariantError when the model does not use packed attention or
+    documents share keys across their borders.
+    """
+    if model.config._attn_implementation != PACKED:
+        raise InvariantError(f"packed_forward needs attention {PACKED!r}, the model has {model.config._attn_implementation!r}")
+    _check_borders(batch)
+    out = model.base_model(
+        input_ids=batch.input_ids[None],
+        position_ids=batch.position_ids[None],
+        use_cache=False,
+        packed_segments=PackedSegments(batch.cu_seqlens_host),
+    )
+    hidden: Tensor = out.last_hidden_state[0]
+    return hidden
+
+
+def head_weight(model: PreTrainedModel) -> Tensor:
+    """Weight of the output head, [V, H]; the embedding itself when they are tied."""
+    weight: Tensor = model.get_output_embeddings().weight
+    return weight
+
+
+def _check_borders(batch: PackedBatch) -> None:
+    """Plain documents only: every key is visible to the end of its own document."""
+    borders = batch.cu_seqlens_host
+    if borders[0] != 0 or borders[-1] != batch.input_ids.shape[0]:
+        raise InvariantError(f"cu_seqlens ends at {borders[-1]}, the row has {batch.input_ids.shape[0]} tokens")
+    if batch.kv_end.is_cuda:  # reading it would make the host wait
+        return
+    ends = torch.tensor(borders[1:], dtype=batch.kv_end.dtype)
+    lengths = torch.tensor([stop - start for start, stop in zip(borders, borders[1:], strict=False)])
+    if not torch.equal(batch.kv_end, ends.repeat_interleave(lengths)):
+        raise InvariantError(f"{PACKED} attention supports plain documents only, kv_end describes a tree")
