@@ -16,8 +16,12 @@ def require(available: bool, what: str) -> None:
     pytest.skip(f"{what} is missing")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """gpu tests skip without a device even where SWE_RL_REQUIRE is set: no CPU machine can supply one."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves nightly tests to .ci/nightly, and skips gpu tests where no device is (SWE_RL_REQUIRE cannot supply one)."""
+    if not os.environ.get("SWE_RL_NIGHTLY"):
+        nightly = [item for item in items if item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=nightly)
+        items[:] = [item for item in items if item not in nightly]
     gpu = [item for item in items if item.get_closest_marker("gpu")]
     if gpu and not _has_gpu():
         for item in gpu:
