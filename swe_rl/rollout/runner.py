@@ -1,0 +1,153 @@
+"""One rollout: sandbox, episode, patch; then, in another sandbox, its grade. Says whose failure each ending is.
+
+- The machine's (SandboxError, EngineError): the same seeds again in a fresh sandbox; after the last try INFRA_ERROR and
+  reward None.
+- The agent's: its command ended the sandbox (the sandbox says so, or is lost twice at the same action): ENV_KILLED, 0.
+- The agent's: its tree cannot be expressed as a patch (too large, destroyed beyond reading): 0.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+
+from swe_rl.agents.episode import run_episode
+from swe_rl.agents.formats import ActionFormat
+from swe_rl.agents.rendering import ChatRenderer
+from swe_rl.config import AgentConfig
+from swe_rl.errors import PatchError, SandboxError
+from swe_rl.protocols import Environment, Policy, RewardFn, Sandbox
+from swe_rl.rollout.journal import RolloutKey
+from swe_rl.rollout.seeds import turn_seed
+from swe_rl.types import Reward, StopReason, Task, Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutParts:
+    """What a rollout is made of; `rollout.wiring.rollout_parts` builds the real ones."""
+
+    open_sandbox: Callable[[Task], AbstractAsyncContextManager[Sandbox]]  # with the task's tree; waits for a free place
+    make_environment: Callable[[Sandbox], Environment]
+    extract_patch: Callable[[Sandbox, Task], Awaitable[bytes]]
+    grade: RewardFn
+    renderer: ChatRenderer
+    action_format: ActionFormat
+    limits: AgentConfig
+    infra_retries: int  # fresh sandboxes tried after the first
+
+
+class RolloutRunner:
+    """Plays and grades single rollouts. Holds no state between them but a counter."""
+
+    def __init__(self, policy: Policy, *, parts: RolloutParts, run_seed: int) -> None:
+        self._policy = policy
+        self._parts = parts
+        self._run_seed = run_seed
+        self.retried = 0  # attempts repeated after trouble of the machine
+
+    async def play(self, task: Task, key: RolloutKey, *, temperature: float) -> Trajectory:
+        """The episode with its patch, or INFRA_ERROR when every attempt failed. Only ENV_KILLED has a reward
+        already."""
+        before: Trajectory | None = None
+        for attempt in range(self._parts.infra_retries + 1):
+            self.retried += attempt > 0
+            trajectory = await self._attempt(task, key, temperature)
+            if trajectory.stop_reason is not StopReason.INFRA_ERROR:
+                break
+            if before is not None and _lost_at_same_action(before, trajectory):
+                trajectory = replace(trajectory, stop_reason=StopReason.ENV_KILLED)
+                break
+            before = trajectory
+        if trajectory.stop_reason is StopReason.ENV_KILLED:
+            return replace(trajectory, reward=_failed(task, "env_killed"))
+        return trajectory
+
+    async def grade(self, task: Task, trajectory: Trajectory) -> Trajectory:
+        """`trajectory` with its reward; unchanged without a patch. INFRA_ERROR when grading is impossible after its
+        retries."""
+        if trajectory.patch is None or trajectory.reward is not None:
+            return trajectory
+        start = time.monotonic()
+        try:
+            reward = await self._parts.grade(task, trajectory.patch)
+        except SandboxError as err:
+            return replace(trajectory, stop_reason=StopReason.INFRA_ERROR, detail=f"grading: {err!r}")
+        return replace(trajectory, reward=reward, timings_s={**trajectory.timings_s, "grade": time.monotonic() - start})
+
+    async def _attempt(self, task: Task, key: RolloutKey, temperature: float) -> Trajectory:
+        start = time.monotonic()
+        trajectory = _not_begun(key, temperature)
+        try:
+            async with self._parts.open_sandbox(task) as sandbox:
+                wait_s = time.monotonic() - start
+                trajectory = await self._episode(task, sandbox, key, temperature)
+                if not trajectory.stop_reason.is_infra and trajectory.stop_reason is not StopReason.ENV_KILLED:
+                    trajectory = await self._with_patch(task, sandbox, trajectory)
+                trajectory = replace(trajectory, timings_s={**trajectory.timings_s, "open_sandbox": wait_s})
+        except SandboxError as err:
+            # Also when only the patch or the closing failed: what the agent left is then unknown.
+            return replace(trajectory, stop_reason=StopReason.INFRA_ERROR, detail=repr(err), patch=None, reward=None)
+        return trajectory
+
+    async def _episode(self, task: Task, sandbox: Sandbox, key: RolloutKey, temperature: float) -> Trajectory:
+        def seed(turn: int) -> int:
+            return turn_seed(
+                run_seed=self._run_seed,
+                phase=key.phase,
+                step=key.step,
+                task_id=key.task_id,
+                rollout_index=key.rollout_index,
+                turn=turn,
+            )
+
+        return await run_episode(
+            task,
+            self._parts.make_environment(sandbox),
+            self._policy,
+            renderer=self._parts.renderer,
+            action_format=self._parts.action_format,
+            limits=self._parts.limits,
+            trajectory_id=key.trajectory_id,
+            group_id=key.group_id,
+            rollout_index=key.rollout_index,
+            seeds=seed,
+            temperature=temperature,
+        )
+
+    async def _with_patch(self, task: Task, sandbox: Sandbox, trajectory: Trajectory) -> Trajectory:
+        start = time.monotonic()
+        try:
+            trajectory = replace(trajectory, patch=await self._parts.extract_patch(sandbox, task))
+        except PatchError as err:
+            detail = f"{trajectory.detail}; {err}".lstrip("; ")
+            trajectory = replace(trajectory, reward=_failed(task, f"patch_{err.reason}"), detail=detail)
+        return replace(trajectory, timings_s={**trajectory.timings_s, "patch": time.monotonic() - start})
+
+
+def _not_begun(key: RolloutKey, temperature: float) -> Trajectory:
+    return Trajectory(
+        trajectory_id=key.trajectory_id,
+        task_id=key.task_id,
+        group_id=key.group_id,
+        rollout_index=key.rollout_index,
+        turns=[],
+        stop_reason=StopReason.INFRA_ERROR,
+        temperature=temperature,
+    )
+
+
+def _lost_at_same_action(first: Trajectory, second: Trajectory) -> bool:
+    """Both lost their sandbox while the same action ran after the same tokens: a replay that agrees, so the agent's
+    doing."""
+    if not (first.detail.startswith("SandboxLost") and second.detail.startswith("SandboxLost")):
+        return False
+    if not second.turns or second.turns[-1].tool_call is None:
+        return False
+    return first.token_ids == second.token_ids
+
+
+def _failed(task: Task, term: str) -> Reward:
+    """Reward of a failure that is the agent's own doing and leaves nothing to test."""
+    return Reward(value=0.0, terms={term: 1.0}, tests_total=len(task.fail_to_pass) + len(task.pass_to_pass))

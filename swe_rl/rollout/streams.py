@@ -1,0 +1,187 @@
+"""Where the samples of a phase come from: demonstrations, rollouts that passed, or fresh rollouts with advantages.
+
+A stream yields the samples of one optimiser step after the other, this rank's share of them. When the consumer asks for the
+next step, it has trained and published the one before: that is what lets the on-policy stream go on.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from swe_rl.algorithms.advantages import compute_advantages
+from swe_rl.algorithms.filters import filter_group, is_masked
+from swe_rl.batching.samples import to_samples
+from swe_rl.batching.supervised import num_supervised_steps, supervised_batch
+from swe_rl.config import AlgoConfig, PhaseConfig, TrainConfig
+from swe_rl.errors import ConfigError, SandboxError
+from swe_rl.rollout.buffer import RolloutBuffer
+from swe_rl.rollout.collector import Collector
+from swe_rl.rollout.seeds import stable_seed
+from swe_rl.types import Task, TrainSample, Trajectory, TrajectoryGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSamples:
+    step: int  # optimiser step within the phase, from 0
+    samples: list[TrainSample]  # of this rank
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Which part of the work is this rank's, and how ranks exchange what they made."""
+
+    rank: int = 0
+    world_size: int = 1
+    gather: Callable[[list[Trajectory]], list[Trajectory]] = list  # concatenation over ranks, the same on each
+
+    def of(self, items: Sequence[Task]) -> list[Task]:
+        return list(items[self.rank :: self.world_size])
+
+
+def supervised_stream(
+    trajectories: Sequence[Trajectory], phase: PhaseConfig, *, first_step: int, seed: int, share: Share
+) -> tuple[int, AsyncIterator[StepSamples]]:
+    """(number of steps, stream) of supervised mini-batches; turns that could not be parsed are masked.
+
+    Raises ConfigError when there is nothing to learn from.
+    """
+    samples = [s for t in trajectories for s in to_samples(t, 1.0, mask_format_errors=True)]
+    if not samples:
+        raise ConfigError(
+            f"phase {phase.name!r} has no trajectory to learn from: no attempt passed; raise phases.{phase.name}.num_tasks "
+            "or samples_per_task, or train the phase before it longer"
+        )
+    num_steps = num_supervised_steps(len(samples), batch_size=phase.batch_size, epochs=phase.epochs)
+
+    async def stream() -> AsyncIterator[StepSamples]:
+        for step in range(first_step, num_steps):
+            batch = supervised_batch(
+                samples,
+                step=step,
+                batch_size=phase.batch_size,
+                seed=seed,
+                rank=share.rank,
+                world_size=share.world_size,
+            )
+            yield StepSamples(step=step, samples=batch)
+
+    return num_steps, stream()
+
+
+async def collect_passed(
+    collector: Collector, tasks: Sequence[Task], phase: PhaseConfig, cfg: TrainConfig, *, share: Share
+) -> tuple[list[Trajectory], dict[str, float]]:
+    """Samples `phase.num_tasks` tasks with the current policy and keeps what passed (rejection fine-tuning)."""
+    chosen = step_tasks(tasks, step=0, count=phase.num_tasks, seed=cfg.seed, phase=phase.name)
+    finished: list[Trajectory] = []
+    groups = collector.groups(
+        share.of(chosen),
+        group_size=phase.samples_per_task,
+        phase=phase.name,
+        step=0,
+        temperature=cfg.rollout.temperature,
+        ordered=True,
+    )
+    async for group in groups:
+        finished += group.trajectories
+    passed = [t for t in finished if t.reward is not None and t.reward.value >= 1.0]
+    counts = {"rollout/num_trajectories": float(len(finished)), "rollout/num_passed": float(len(passed))}
+    return share.gather(passed), counts
+
+
+async def rollout_stream(
+    collector: Collector,
+    tasks: Sequence[Task],
+    phase: PhaseConfig,
+    cfg: TrainConfig,
+    *,
+    first_step: int,
+    share: Share,
+) -> AsyncIterator[StepSamples]:
+    """On-policy groups with advantages, step by step, at most `rollout.max_staleness` steps ahead of the trainer."""
+    per_step = {
+        step: share.of(step_tasks(tasks, step=step, count=phase.tasks_per_step, seed=cfg.seed, phase=phase.name))
+        for step in range(first_step, phase.steps)
+    }
+
+    async def produce(buffer: RolloutBuffer) -> None:
+        for step, chosen in per_step.items():
+            await buffer.admit(step)
+            groups = collector.groups(
+                chosen,
+                group_size=cfg.rollout.group_size,
+                phase=phase.name,
+                step=step,
+                temperature=cfg.rollout.temperature,
+                ordered=True,  # the order of sums in the gradient then does not depend on timing
+            )
+            async for group in groups:
+                await buffer.put(group)
+
+    capacity = max(1, phase.tasks_per_step) * (1 + cfg.rollout.max_staleness)
+    async with RolloutBuffer(
+        max_staleness=cfg.rollout.max_staleness, capacity=capacity, version=first_step
+    ) as buffer:
+        buffer.start(produce)
+        for step, chosen in per_step.items():
+            groups = await buffer.take(len(chosen))
+            if len(groups) < len(chosen):
+                return  # drained: what is finished is in the journal
+            yield with_credit(groups, cfg.algo, step=step, seed=cfg.seed)
+            await buffer.advance(step + 1)
+
+
+def step_tasks(tasks: Sequence[Task], *, step: int, count: int, seed: int, phase: str) -> list[Task]:
+    """The tasks of one step: consecutive pieces of a shuffled order, reshuffled at each pass; distinct within a step.
+
+    A pure function of its arguments, so a resumed run trains on the same tasks. Raises ConfigError if there are too few.
+    """
+    if count > len(tasks):
+        raise ConfigError(f"phase {phase!r} wants {count} tasks at once, there are {len(tasks)}: raise task.num_train")
+    per_pass = len(tasks) // count
+    epoch, place = divmod(step, per_pass)
+    order = list(tasks)
+    random.Random(stable_seed("tasks", seed, phase, epoch)).shuffle(order)
+    return order[place * count : (place + 1) * count]
+
+
+def with_credit(groups: Sequence[TrajectoryGroup], algo: AlgoConfig, *, step: int, seed: int) -> StepSamples:
+    """Filters groups, assigns advantages and turns trajectories into samples. Raises SandboxError if nothing is left."""
+    counts: Counter[str] = Counter()
+    rows: list[tuple[Trajectory, float]] = []
+    for group in groups:
+        kept, found = filter_group(group, stop_reasons=algo.stop_reasons, drop_uniform=algo.drop_uniform_groups)
+        counts.update(found)
+        if kept.dropped is None:
+            rows += zip(kept.trajectories, compute_advantages(kept, algo.advantage), strict=True)
+    if all(not group.trajectories for group in groups):
+        raise SandboxError("every rollout of this step was lost to infrastructure trouble")
+    if algo.permute_advantages:
+        shuffled = [advantage for _, advantage in rows]
+        random.Random(stable_seed("permute", seed, step)).shuffle(shuffled)
+        rows = [(trajectory, value) for (trajectory, _), value in zip(rows, shuffled, strict=True)]
+    samples = [
+        sample
+        for trajectory, advantage in rows
+        for sample in to_samples(trajectory, advantage, trained=not is_masked(trajectory, algo.stop_reasons))
+    ]
+    return StepSamples(step=step, samples=samples, metrics=_rollout_metrics(groups, counts))
+
+
+def _rollout_metrics(groups: Sequence[TrajectoryGroup], counts: Counter[str]) -> dict[str, float]:
+    trajectories = [t for group in groups for t in group.trajectories]
+    rewards = [t.reward.value for t in trajectories if t.reward is not None]
+    metrics = {f"rollout/{name}": float(counts[name]) for name in ("solve_none", "solve_all", "solve_partial", "masked", "singleton")}
+    metrics["rollout/reward_mean"] = fmean(rewards) if rewards else 0.0
+    metrics["rollout/num_turns_mean"] = fmean(len(t.turns) for t in trajectories)
+    metrics["rollout/num_tokens_mean"] = fmean(len(t.token_ids) for t in trajectories)
+    metrics["rollout/format_error_rate"] = fmean(turn.format_error for t in trajectories for turn in t.turns)
+    for reason, count in Counter(str(t.stop_reason) for t in trajectories).items():
+        metrics[f"stop_reason/{reason}"] = float(count)
+    return metrics
+
