@@ -96,7 +96,7 @@ def token_loss(
         has_old=old_logprobs is not None,
         kl_coeff=kl_coeff,
     )
-    old = logprobs.detach() if old_logprobs is None else old_logprobs.detach()
+    old = logprobs.detach() if old_logprobs is None else old_logprobs.detach().to(logprobs.dtype)
     if ratio_rule == "ppo":
         loss, ratio, clipped = clipped_surrogate(logprobs, old, advantages, clip_low=clip_low, clip_high=clip_high)
     elif ratio_rule == "on_policy":

@@ -1,12 +1,12 @@
 """The directory of one run: resolved config, journals, rollouts, metrics, checkpoints, phase weights, final table.
 
-    RUN/config.yaml               resolved configuration
-    RUN/journal/rank<r>.journal   finished rollouts, fsynced, append-only
-    RUN/rollouts/*.parquet        the same, compacted per optimiser step
-    RUN/metrics.jsonl, RUN/tb/    scalars
-    RUN/checkpoints/step-<n>/     weights, optimiser, counters
-    RUN/phases/<name>/            Hugging Face directory with the weights at the end of each phase
-    RUN/results.json              one row per phase, split and sampling mode
+RUN/config.yaml               resolved configuration
+RUN/journal/rank<r>.journal   finished rollouts, fsynced, append-only
+RUN/rollouts/*.parquet        the same, compacted per optimiser step
+RUN/metrics.jsonl, RUN/tb/    scalars
+RUN/checkpoints/step-<n>/     weights, optimiser, counters
+RUN/phases/<name>/            Hugging Face directory with the weights at the end of each phase
+RUN/results.json              one row per phase, split and sampling mode
 """
 
 from __future__ import annotations
@@ -67,9 +67,13 @@ def open_run_dir(path: str, *, label: str, resume: bool, config_yaml: str) -> Ru
     resolved = Path(path) if path else _latest(label) if resume else _fresh(label)
     marker = resolved / "config.yaml"
     if marker.exists() and not resume:
-        raise ConfigError(f"run_dir={resolved} already holds a run: add resume=true to continue it or choose another run_dir")
+        raise ConfigError(
+            f"run_dir={resolved} already holds a run: add resume=true to continue it or choose another run_dir"
+        )
     if resume and not marker.exists():
-        raise ConfigError(f"resume=true, but {resolved} holds no run (no config.yaml): drop resume=true to start one there")
+        raise ConfigError(
+            f"resume=true, but {resolved} holds no run (no config.yaml): drop resume=true to start one there"
+        )
     run = RunDir(resolved.absolute())
     for folder in (run.path, run.journal, run.rollouts, run.checkpoints):
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,190 @@
+"""Checkpoints that are whole or absent: written aside, fsynced, renamed; only then are old ones removed.
+
+<run_dir>/checkpoints/step-00000012/
+    config.json, model.safetensors, tokenizer files   loads with transformers' from_pretrained
+    optimizer.pt                                      optimiser state by parameter name (torch.save)
+    state.json                                        counters, and the size of every other file
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from swe_rl.errors import CheckpointError
+from swe_rl.training import mesh
+
+FOLDER = "checkpoints"
+FORMAT = 1
+_NAME = re.compile(r"step-(\d{8,})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    path: Path
+    backend: dict[str, Any]  # for TrainerBackend.load_state_dict
+    counters: dict[str, Any]  # what the caller gave to save
+
+
+def save(
+    run_dir: str | Path,
+    backend_state: Mapping[str, Any],
+    *,
+    step: int,
+    counters: Mapping[str, Any] | None = None,
+    model_config: Any = None,
+    tokenizer: Any = None,
+    keep: int = 2,
+) -> Path:
+    """Writes checkpoint `step` (a number of the whole run, not of a phase) and deletes all but the newest `keep`.
+
+    backend_state: TorchBackend.state_dict(). counters: anything JSON. model_config and tokenizer: transformers objects
+    with save_pretrained. Under torchrun every rank calls; rank 0 writes, all return when it is done.
+    Raises CheckpointError when the disk refuses.
+    """
+    folder = Path(run_dir) / FOLDER
+    final = folder / f"step-{step:08d}"
+    failure = ""
+    if mesh.is_main():
+        try:
+            _write_whole(final, backend_state, counters or {}, model_config, tokenizer)
+            _prune(folder, keep=keep, just_written=final)
+        except OSError as err:
+            failure = f"cannot write checkpoint {final}: {err}"
+    failure = mesh.broadcast_string(failure)
+    if failure:
+        raise CheckpointError(failure)
+    return final
+
+
+def latest(run_dir: str | Path) -> Path | None:
+    """The complete checkpoint with the highest step, or None. What a killed writer left behind is not seen."""
+    found = _complete(Path(run_dir) / FOLDER)
+    return found[-1] if found else None
+
+
+def load(path: str | Path) -> Checkpoint:
+    """Reads one checkpoint onto the CPU. Raises CheckpointError, one line, if it is missing, partial or damaged."""
+    path = Path(path)
+    try:
+        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        if state["format"] != FORMAT:
+            raise CheckpointError(f"checkpoint {path} has format {state['format']}, this version reads {FORMAT}")
+        for name, size in state["files"].items():
+            actual = (path / name).stat().st_size
+            if actual != size:
+                raise CheckpointError(f"checkpoint {path} is damaged: {name} has {actual} bytes instead of {size}")
+        model = load_file(path / "model.safetensors")
+        optimizer = torch.load(path / "optimizer.pt", map_location="cpu", weights_only=True)
+        backend = {"model": model, "optimizer": optimizer, **state["backend"]}
+        return Checkpoint(path=path, backend=backend, counters=state["counters"])
+    except CheckpointError:
+        raise
+    except Exception as err:  # json, safetensors and torch each raise their own kinds for a damaged file
+        raise CheckpointError(f"checkpoint {path} cannot be read: {' '.join(str(err).split())[:200]}") from err
+
+
+def load_weights(path: str | Path) -> dict[str, Tensor]:
+    """Weights of a checkpoint or of an exported model. Raises CheckpointError, one line, if they cannot be read."""
+    try:
+        return load_file(Path(path) / "model.safetensors")
+    except Exception as err:  # safetensors raises its own kinds for a damaged file
+        raise CheckpointError(
+            f"{path} holds no readable model.safetensors: {' '.join(str(err).split())[:200]}"
+        ) from err
+
+
+def export_model(
+    directory: str | Path, weights: Mapping[str, Tensor], *, model_config: Any = None, tokenizer: Any = None
+) -> Path:
+    """Writes a directory that transformers' from_pretrained loads, as atomically as a checkpoint.
+
+    Replaces the directory if it exists. Raises CheckpointError when the disk refuses. Call on rank 0 only.
+    """
+    final = Path(directory)
+    try:
+        temporary = _fresh(final)
+        _write_model(temporary, weights, model_config, tokenizer)
+        _commit(temporary, final)
+    except OSError as err:
+        raise CheckpointError(f"cannot write model {final}: {err}") from err
+    return final
+
+
+def _write_whole(
+    final: Path, backend_state: Mapping[str, Any], counters: Mapping[str, Any], model_config: Any, tokenizer: Any
+) -> None:
+    temporary = _fresh(final)
+    _write_model(temporary, backend_state["model"], model_config, tokenizer)
+    torch.save(backend_state["optimizer"], temporary / "optimizer.pt")
+    small = {key: value for key, value in backend_state.items() if key not in ("model", "optimizer")}
+    files = {str(p.relative_to(temporary)): p.stat().st_size for p in sorted(temporary.rglob("*")) if p.is_file()}
+    state = {"format": FORMAT, "backend": small, "counters": dict(counters), "files": files}
+    (temporary / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
+    _commit(temporary, final)
+
+
+def _write_model(directory: Path, weights: Mapping[str, Tensor], model_config: Any, tokenizer: Any) -> None:
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+    save_file(plain, directory / "model.safetensors", metadata={"format": "pt"})
+    if model_config is not None:
+        model_config.save_pretrained(directory)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(directory)
+
+
+def _fresh(final: Path) -> Path:
+    """An empty directory beside `final` whose name no reader takes for a checkpoint."""
+    temporary = final.parent / f".writing-{final.name}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    return temporary
+
+
+def _commit(temporary: Path, final: Path) -> None:
+    """Everything on disk, then one rename. An older directory of the same name steps aside and is then removed."""
+    for path in [*temporary.rglob("*"), temporary]:
+        _fsync(path)
+    replaced = final.parent / f".replaced-{final.name}"
+    shutil.rmtree(replaced, ignore_errors=True)
+    if final.exists():
+        final.rename(replaced)
+    temporary.rename(final)
+    _fsync(final.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _complete(folder: Path) -> list[Path]:
+    """Finished checkpoints, oldest first. state.json is the last file written, the rename comes after it."""
+    if not folder.is_dir():
+        return []
+    found = [(int(m.group(1)), p) for p in folder.iterdir() if (m := _NAME.fullmatch(p.name))]
+    return [path for _, path in sorted(found) if (path / "state.json").is_file()]
+
+
+def _prune(folder: Path, *, keep: int, just_written: Path) -> None:
+    """Removes all but the newest `keep` (at least one) checkpoints and what killed writers left."""
+    for path in _complete(folder)[: -max(1, keep)]:
+        if path != just_written:
+            shutil.rmtree(path, ignore_errors=True)
+    for pattern in (".writing-*", ".replaced-*"):
+        for path in folder.glob(pattern):
+            shutil.rmtree(path, ignore_errors=True)

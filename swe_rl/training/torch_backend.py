@@ -1,0 +1,245 @@
+"""The torch trainer: packed rows in, one optimiser step out, on one process or many, replicated or sharded (FSDP2).
+
+Split invariance: token weights carry global denominators, so gradients of micro-batches and of ranks are only ever
+added. Ranks may bring different numbers of micro-batches; missing ones are rows that train nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from swe_rl.batching import empty_batch
+from swe_rl.config import AlgoConfig, TrainerConfig
+from swe_rl.errors import ConfigError, InvariantError
+from swe_rl.training import mesh
+from swe_rl.training.masters import FULL_PRECISION, MasterWeights, full_tensor, sum_gradients
+from swe_rl.training.optim import NamedOptimizer
+from swe_rl.training.policy_model import OBJECTIVES, PolicyModel
+from swe_rl.training.sharding import free_gathered, shard
+from swe_rl.training.stats import StepTotals, peak_memory_bytes
+from swe_rl.types import PackedBatch, StepStats
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+log = logging.getLogger(__name__)
+
+
+class TorchBackend:
+    """Implements protocols.TrainerBackend. Collective under torchrun: every rank calls every method, in one order.
+
+    `objective` ("policy_gradient" or "cross_entropy") is the default of train_step. `dtype` is that of the forward
+    pass (default: the model's parameters'); masters are fp32 (fp64 for an fp64 model). `policy_version` counts
+    optimiser steps that moved the weights, `step` counts calls of train_step.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        cfg: TrainerConfig,
+        *,
+        algo: AlgoConfig,
+        objective: str = "policy_gradient",
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.model, self.device = model, torch.device(device)
+        self.sharded = cfg.fsdp
+        self.policy_version, self.step, self.num_skipped_steps = 0, 0, 0
+        _set_checkpointing(model, cfg.activation_checkpointing)
+        model.to(self.device)  # type: ignore[arg-type]
+        self.policy = PolicyModel(model)
+        self._prepare(dtype or next(model.parameters()).dtype)
+        self.new_phase(cfg, algo=algo, objective=objective)
+
+    def _prepare(self, dtype: torch.dtype) -> None:
+        """Equal weights on all ranks, masters before rounding to `dtype`, shards where asked for."""
+        if self.sharded:
+            _cast(self.model, torch.float32, only=lambda d: d not in FULL_PRECISION)
+        _broadcast(self.model)
+        if self.sharded:
+            shard(self.policy, dtype=dtype, device=self.device)
+            self.masters = MasterWeights(self.model)
+            return
+        exact = {name: p.detach() for name, p in self.model.named_parameters() if p.dtype in FULL_PRECISION}
+        _cast(self.model, dtype)
+        self.masters = MasterWeights(self.model)
+        if dtype not in FULL_PRECISION and exact:
+            self.masters.load({**self.masters.full(), **exact})
+
+    def new_phase(self, cfg: TrainerConfig, *, algo: AlgoConfig, objective: str = "policy_gradient") -> None:
+        """Keeps the weights and their version; starts with a fresh optimiser at step 0.
+
+        Raises ConfigError for settings that cannot take effect or need another backend object.
+        """
+        if objective not in OBJECTIVES:
+            raise ConfigError(f"objective={objective!r} is unknown: use one of {', '.join(OBJECTIVES)}")
+        if cfg.fsdp != self.sharded:
+            raise ConfigError("trainer.fsdp cannot change between phases: set it once for the whole run")
+        if cfg.fsdp and cfg.optimizer == "muon":
+            raise ConfigError("trainer.optimizer=muon needs whole matrices: set trainer.fsdp=false or use adamw")
+        if cfg.max_grad_norm <= 0:
+            raise ConfigError(f"trainer.max_grad_norm must be positive (.inf: no clipping), got {cfg.max_grad_norm}")
+        self.cfg, self.algo, self.objective = cfg, algo, objective
+        _set_checkpointing(self.model, cfg.activation_checkpointing)
+        self.optimizer = NamedOptimizer(self.masters.params, cfg)
+        self.optimizer.zero_grad()
+        self.step = 0
+
+    def train_step(
+        self, batches: Sequence[PackedBatch], *, learning_rate: float, objective: str | None = None
+    ) -> StepStats:
+        """One optimiser step over this rank's micro-batches; gradients are summed over micro-batches and ranks.
+
+        Batches without old_logprobs are on-policy (the old policy is the current one), which is exact for one
+        optimiser step per batch; for several, call score_old first. A step without a trained token on any rank, or
+        with a non-finite gradient, leaves weights and optimiser alone (`skipped`, num_skipped_steps).
+        Raises InvariantError for non-finite token weights, ConfigError for a missing input of the loss.
+        """
+        started = time.perf_counter()
+        totals = self.backward(batches, objective=objective or self.objective)
+        grad_norm, skipped = self._update(learning_rate, num_loss_tokens=totals.num_loss_tokens)
+        self.step += 1
+        self.policy_version += not skipped
+        self.num_skipped_steps += skipped
+        return totals.finish(
+            step=self.step,
+            policy_version=self.policy_version,
+            grad_norm=grad_norm,
+            skipped=skipped,
+            seconds=time.perf_counter() - started,
+            peak_memory=peak_memory_bytes(self.device),
+        )
+
+    def backward(self, batches: Sequence[PackedBatch], *, objective: str) -> StepTotals:
+        """The gradient of the whole step, summed over micro-batches and ranks, and its statistics; no update."""
+        for batch in batches:
+            self._check(batch, objective)
+        totals = StepTotals()
+        self.model.train()
+        self.optimizer.zero_grad()
+        for batch in self._padded(batches):
+            loss, stats = self.policy(batch, algo=self.algo, objective=objective)
+            loss.backward()
+            totals.add(batch, loss.detach(), stats, on_policy_data=objective == "policy_gradient")
+        if not self.sharded and mesh.world_size() > 1:
+            sum_gradients(self.masters.params)
+        totals.reduce()
+        return totals
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Full gradients of the masters by name, after backward(); parameters without one are left out. Collective."""
+        return {n: full_tensor(p.grad) for n, p in self.masters.params.items() if p.grad is not None}
+
+    def _update(self, learning_rate: float, *, num_loss_tokens: int) -> tuple[float, bool]:
+        """(global gradient norm before clipping, skipped). The norm is the same on every rank, so is the decision."""
+        params = [p for p in self.masters.params.values() if p.grad is not None]
+        total = nn.utils.get_total_norm([p.grad for p in params if p.grad is not None])
+        total = total.full_tensor() if hasattr(total, "full_tensor") else total
+        grad_norm = float(total)
+        skipped = num_loss_tokens == 0 or not math.isfinite(grad_norm)
+        if skipped:
+            log.warning("step %d skipped: gradient norm %s, %d loss tokens", self.step, grad_norm, num_loss_tokens)
+        else:
+            nn.utils.clip_grads_with_norm_(params, self.cfg.max_grad_norm, total)
+            self.optimizer.step(learning_rate=learning_rate)
+            self.masters.publish()
+        self.optimizer.zero_grad()
+        return grad_norm, skipped
+
+    @torch.no_grad()
+    def logprobs(self, batches: Sequence[PackedBatch]) -> list[Tensor]:
+        """[T] fp32 per batch on the CPU, at each token's temperature, NaN where not trained; same code as training."""
+        self.model.eval()
+        scored = [self.policy(batch)[0].float().cpu() for batch in self._padded(batches)]
+        free_gathered(self.policy)
+        return scored[: len(batches)]
+
+    def score_old(self, batches: Sequence[PackedBatch]) -> list[PackedBatch]:
+        """The batches with old_logprobs from the current weights: needed when a batch sees several optimiser steps."""
+        return [replace(b, old_logprobs=s) for b, s in zip(batches, self.logprobs(batches), strict=True)]
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Full fp32 parameters by Hugging Face name; a tied parameter appears once, under its first name.
+
+        Collective. Unless sharded these are views that the next train_step changes: clone to keep.
+        """
+        return self.masters.full()
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Weights, optimiser state, counters: full tensors that load under any number of ranks. Views, as weights()."""
+        return {
+            "model": self.masters.full(),
+            "optimizer": self.optimizer.state_dict(),
+            "step": self.step,
+            "policy_version": self.policy_version,
+            "num_skipped_steps": self.num_skipped_steps,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from `state`. Raises CheckpointError when it does not fit the model or the optimiser."""
+        self.masters.load(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step = int(state["step"])
+        self.policy_version = int(state["policy_version"])
+        self.num_skipped_steps = int(state["num_skipped_steps"])
+
+    def load_weights(self, weights: Mapping[str, Tensor], *, policy_version: int | None = None) -> None:
+        """Replaces the weights only; optimiser state stays. Raises CheckpointError when names or shapes do not fit."""
+        self.masters.load(weights)
+        if policy_version is not None:
+            self.policy_version = policy_version
+
+    def _padded(self, batches: Sequence[PackedBatch]) -> list[PackedBatch]:
+        """On this device, and as many as the busiest rank has, so that the collectives of all ranks match."""
+        count = int(mesh.all_reduce_max([len(batches)])[0])
+        padding = [empty_batch()] * (max(count, 1) - len(batches))
+        return [_to(batch, self.device) for batch in (*batches, *padding)]
+
+    def _check(self, batch: PackedBatch, objective: str) -> None:
+        if not bool(torch.isfinite(batch.token_weights[batch.loss_mask]).all()):
+            raise InvariantError(
+                "a trained token has no finite token weight: call algorithms.token_weights before pack"
+            )
+        if objective == "policy_gradient" and self.algo.kl_coeff and batch.ref_logprobs is None:
+            raise ConfigError(f"algo.kl_coeff={self.algo.kl_coeff} needs ref_logprobs in the batch: score it or set 0")
+
+
+def _to(batch: PackedBatch, device: torch.device) -> PackedBatch:
+    moved: dict[str, Any] = {}
+    for item in fields(batch):
+        value = getattr(batch, item.name)
+        if isinstance(value, Tensor):
+            moved[item.name] = value.to(device, non_blocking=True)
+    return replace(batch, **moved)
+
+
+def _cast(model: nn.Module, dtype: torch.dtype, *, only: Any = lambda dtype: True) -> None:
+    """Parameters only: buffers such as the rotary frequencies keep their precision."""
+    for param in model.parameters():
+        if only(param.dtype):
+            param.data = param.data.to(dtype)
+
+
+@torch.no_grad()
+def _broadcast(model: nn.Module) -> None:
+    if mesh.world_size() > 1:
+        for param in model.parameters():
+            dist.broadcast(param, src=0)
+
+
+def _set_checkpointing(model: PreTrainedModel, enabled: bool) -> None:
+    """The model's own switch, so that blocks are recomputed in the backward pass."""
+    if enabled:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    elif getattr(model, "is_gradient_checkpointing", False):
+        model.gradient_checkpointing_disable()
