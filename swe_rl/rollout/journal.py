@@ -3,7 +3,7 @@
 One append-only file per (phase, step) while rollouts run; `compact` turns it into one Parquet file and removes it. A
 frame is `length u32 | crc32 u32 | payload`, little endian, the payload a JSON object; each `append` returns after
 fsync. A kill in mid-write leaves a broken last frame, which reading ignores and the next append cuts off. Parquet files
-appear by atomic rename, so a kill between rename and removal leaves both, and the Parquet file wins.
+appear by atomic rename, so a kill between rename and removal leaves both, which reads the same.
 """
 
 from __future__ import annotations
@@ -81,14 +81,14 @@ class Journal:
 
     def compact(self, phase: str, step: int) -> Path:
         """Rewrites a step as Parquet, ordered by task and index, and forgets it in memory. Idempotent."""
+        target, source = self._path(phase, step, "parquet"), self._path(phase, step, "journal")
         with self._lock:
-            target = self._path(phase, step, "parquet")
-            if not target.exists():
+            if source.exists() or not target.exists():
                 found = self._load(phase, step)
                 write_parquet(target, [found[key] for key in sorted(found)])
             if (stream := self._open.pop((phase, step), None)) is not None:
                 stream.close()
-            self._path(phase, step, "journal").unlink(missing_ok=True)
+            source.unlink(missing_ok=True)
             self._cache.pop((phase, step), None)
         return target
 
@@ -104,14 +104,13 @@ class Journal:
     def _load(self, phase: str, step: int) -> dict[tuple[str, int], Trajectory]:
         if (phase, step) not in self._cache:
             parquet = self._path(phase, step, "parquet")
-            source = read_parquet(parquet) if parquet.exists() else read_journal(self._path(phase, step, "journal"))
-            self._cache[phase, step] = {(item.task_id, item.rollout_index): item for item in source}
+            found = read_parquet(parquet) if parquet.exists() else []
+            found += read_journal(self._path(phase, step, "journal"))
+            self._cache[phase, step] = {(item.task_id, item.rollout_index): item for item in reversed(found)}
         return self._cache[phase, step]
 
     def _stream(self, phase: str, step: int) -> BinaryIO:
         if (phase, step) not in self._open:
-            if self._path(phase, step, "parquet").exists():
-                raise ValueError(f"step {step} of phase {phase!r} is compacted and takes no more rollouts")
             path = self._path(phase, step, "journal")
             created = not path.exists()
             stream = path.open("r+b" if not created else "w+b", buffering=0)
