@@ -1,6 +1,6 @@
 """From what an agent left behind to a number: patch extraction, path policy, grading in a fresh sandbox."""
 
 from swe_rl.rewards.patch import extract_patch
-from swe_rl.rewards.policy import FilteredPatch, filter_patch
+from swe_rl.rewards.policy import FilteredPatch, filter_patch, is_test_path
 
-__all__ = ["FilteredPatch", "extract_patch", "filter_patch"]
+__all__ = ["FilteredPatch", "extract_patch", "filter_patch", "is_test_path"]
