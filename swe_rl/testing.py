@@ -126,6 +126,7 @@ class FakeSandbox:
         self.files = dict(files or {})
         self.commands = dict(commands or {})
         self.executed: list[str] = []
+        self.stdin: bytes | None = None  # of the last command
         self.closed = False
 
     async def exec(
@@ -133,6 +134,7 @@ class FakeSandbox:
     ) -> ExecResult:
         self._check_open()
         self.executed.append(command)
+        self.stdin = stdin
         keys = (command, command.split(" ")[0], "*")
         entry = next((self.commands[key] for key in keys if key in self.commands), None)
         result = entry(self, command) if callable(entry) else entry

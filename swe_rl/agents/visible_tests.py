@@ -2,72 +2,40 @@
 
 from __future__ import annotations
 
-import json
-import posixpath
-import secrets
-import shlex
-from typing import Any
+from collections.abc import Mapping
 
 from swe_rl.agents.observation import describe
 from swe_rl.protocols import Sandbox
+from swe_rl.tasks.test_runner import TestResult, parse_report, runner_call, visible_test_files
 from swe_rl.types import Task
 
-RUNNER_PATH = "/tmp/.runner.py"
 MAX_FAILURES = 3  # listed one by one
-_PYTEST = "python3 -m pytest -q --no-header --tb=line -p no:cacheprovider"
 
 
 async def run_visible_tests(sandbox: Sandbox, *, task: Task) -> str:
-    """Runs them as they are now in the repository, edits by the agent included. Raises SandboxError."""
-    if task.test_runner == "pytest":
-        return describe(await sandbox.exec(_PYTEST, cwd=task.workdir, timeout_s=task.timeout_s))
+    """Runs the base tree's test files as they are now, edits by the agent included. Raises SandboxError."""
     files = visible_test_files(task)
     if not files:
         return "no tests"
-    from swe_rl.tasks import test_runner
-
-    await sandbox.write_file(RUNNER_PATH, test_runner.RUNNER_SOURCE.encode())
-    nonce = secrets.token_hex(8)
-    names = " ".join(shlex.quote(name) for name in files)
-    command = f"SWE_RL_NONCE={nonce} python3 -I -S {RUNNER_PATH} --root {shlex.quote(task.workdir)} {names}"
-    result = await sandbox.exec(command, cwd=task.workdir, timeout_s=task.timeout_s)
-    records = read_report(result.stdout, nonce=nonce)
-    return summarize(records) if records and result.outcome in ("ok", "nonzero") else describe(result)
-
-
-def visible_test_files(task: Task) -> list[str]:
-    """Test files of the base tree, sorted."""
-    return sorted(path for path in task.tree if _is_test(path))
+    call = runner_call(task, files)
+    await sandbox.write_file(call.path, call.source.encode())
+    result = await sandbox.exec(call.command, cwd=task.workdir, timeout_s=call.timeout_s, stdin=call.stdin)
+    report = result.stdout
+    if call.report_file and result.outcome in ("ok", "nonzero"):
+        report = await sandbox.read_file(call.report_file)
+    results = parse_report(report, nonce=call.nonce, ids=call.tests)
+    return describe(result) if results is None else summarize(results)
 
 
-def _is_test(path: str) -> bool:
-    name = posixpath.basename(path)
-    return name.endswith(".py") and (name.startswith("test_") or name.endswith("_test.py"))
-
-
-def read_report(stdout: bytes, *, nonce: str) -> list[dict[str, Any]]:
-    """Records of the runner; lines without the nonce are the tests' own output."""
-    records = []
-    for line in stdout.decode("utf-8", "replace").splitlines():
-        _, found, rest = line.partition(nonce)
-        if not found:
-            continue
-        start, end = rest.find("{"), rest.rfind("}")
-        if 0 <= start < end:
-            records.append(json.loads(rest[start : end + 1]))
-    return records
-
-
-def summarize(records: list[dict[str, Any]]) -> str:
-    """`3 passed`, or `1 failed: test_x: AssertionError`, with at most MAX_FAILURES names."""
-    failed = [record for record in records if record["status"] != "passed"]
+def summarize(results: Mapping[str, TestResult]) -> str:
+    """`3 passed`, or `1 failed: test_x: AssertionError`, with at most MAX_FAILURES tests by name."""
+    failed = {name: result for name, result in results.items() if result.status != "passed"}
     if not failed:
-        return f"{len(records)} passed"
+        return f"{len(results)} passed" if results else "no tests"
     shown = []
-    for record in failed[:MAX_FAILURES]:
-        name = str(record["id"]).rpartition("::")[2]
-        message = str(record.get("message", "")).strip().splitlines()
-        shown.append(f"{name}: {message[0]}" if message else name)
+    for name, result in list(failed.items())[:MAX_FAILURES]:
+        short = name.rpartition("::")[2] or name
+        shown.append(f"{short}: {result.message}" if result.message else f"{short}: {result.status}")
     more = ["..."] if len(failed) > MAX_FAILURES else []
-    passed = len(records) - len(failed)
+    passed = len(results) - len(failed)
     return f"{len(failed)} failed" + (f", {passed} passed" if passed else "") + ": " + "; ".join(shown + more)

@@ -8,11 +8,12 @@ import pytest
 
 from swe_rl.agents import DEFAULT_TOOLS, FORMATS, SweEnvironment, load_prompt
 from swe_rl.agents.observation import clean_text, describe
-from swe_rl.agents.visible_tests import summarize, visible_test_files
+from swe_rl.agents.visible_tests import summarize
 from swe_rl.errors import ConfigError, SandboxError, SandboxLost
 from swe_rl.protocols import EnvStep
+from swe_rl.tasks.test_runner import TestResult
 from swe_rl.testing import FakeSandbox, exec_result, make_task
-from swe_rl.types import Outcome, StopReason, ToolCall
+from swe_rl.types import ExecResult, Outcome, StopReason, ToolCall
 
 TASK = make_task()
 
@@ -109,16 +110,27 @@ def test_clean_text(data: bytes, want: str) -> None:
     [
         ([("a", "passed", ""), ("b", "passed", "")], "2 passed"),
         ([("t.py::test_x", "failed", "AssertionError: 1 != 2\nmore")], "1 failed: test_x: AssertionError: 1 != 2"),
-        ([("t::a", "passed", ""), ("t::b", "missing", "")], "1 failed, 1 passed: b"),
+        ([("t::a", "passed", ""), ("t::b", "missing", "")], "1 failed, 1 passed: b: missing"),
         ([(f"t::x{i}", "error", "E") for i in range(5)], "5 failed: x0: E; x1: E; x2: E; ..."),
     ],
 )
 def test_summary_of_tests(statuses: list[tuple[str, str, str]], want: str) -> None:
-    assert summarize([{"id": i, "status": s, "message": m} for i, s, m in statuses]) == want
+    assert summarize({i: TestResult(s, m) for i, s, m in statuses}) == want  # type: ignore[arg-type]
 
 
-def test_visible_tests_are_those_of_the_tree() -> None:
-    assert visible_test_files(TASK) == ["tests/test_calc.py"]
+async def test_test_tool_reads_only_the_framed_report() -> None:
+    async def run(sandbox: FakeSandbox, command: str) -> ExecResult:
+        assert sandbox.files["/tmp/.runner.py"]
+        assert sandbox.stdin is not None
+        nonce, file, *_ = sandbox.stdin.decode().split("\n")
+        assert file == "tests/test_calc.py"
+        row = json.dumps({"id": f"{file}::test_zero", "status": "failed", "message": "AssertionError"})
+        return exec_result(f"noise 3 passed\n{nonce} begin 1\n{nonce} {row}\n{nonce} end 1\n")
+
+    got = await call(sandbox_of(python3=run), "test")
+    assert got.observation == "1 failed: test_zero: AssertionError"
+    dead = await call(sandbox_of(python3=exec_result("Killed", exit_code=137, outcome="timeout")), "test")
+    assert dead.observation == "Killed\ntimeout: killed after 0 s"
 
 
 async def test_prompts() -> None:
