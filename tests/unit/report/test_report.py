@@ -202,11 +202,10 @@ def test_a_constant_line_has_an_axis_around_it() -> None:
 
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
-    [(0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1.0]), (0, 0.0004, [0, 0.0001, 0.0002, 0.0003, 0.0004]), (-3, 17, [0, 5, 10, 15])],
+    [(0, 1, [0, 0.5, 1.0]), (0, 0.0004, [0, 0.0001, 0.0002, 0.0003, 0.0004]), (-3, 17, [0, 5, 10, 15])],
 )
 def test_ticks_are_round_and_inside(low: float, high: float, expected: list[float]) -> None:
-    found = ticks(low, high)
-    assert found == pytest.approx(expected, abs=1e-12) or (len(found) <= 6 and low <= found[0] and found[-1] <= high)
+    assert ticks(low, high) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize(("value", "label"), [(0, "0"), (1200, "1.2k"), (3e6, "3M"), (-0.5, "-0.5"), (1e-4, "1e-4")])
