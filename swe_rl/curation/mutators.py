@@ -154,7 +154,9 @@ class _Finder(cst.CSTVisitor):
             self._add("bool_flip", node, (start, end, b"False" if node.value == "True" else b"True"))
 
     def visit_Call(self, node: cst.Call) -> None:
-        plain = [arg for arg in node.args if arg.keyword is None and not arg.star and not getattr(arg.value, "lpar", ())]
+        plain = [
+            arg for arg in node.args if arg.keyword is None and not arg.star and not getattr(arg.value, "lpar", ())
+        ]
         if len(plain) >= 2 and len(plain) == len(node.args):
             (a, b), (c, d) = self._bounds(plain[0].value), self._bounds(plain[1].value)
             first, middle, second = self.source[a:b], self.source[b:c], self.source[c:d]
@@ -191,7 +193,9 @@ class _Finder(cst.CSTVisitor):
             ):
                 self._drop("drop_assignment", line, node)
             if isinstance(statement, cst.Assign) and self.functions:
-                self.functions[-1][2].update(t.target.value for t in statement.targets if isinstance(t.target, cst.Name))
+                self.functions[-1][2].update(
+                    t.target.value for t in statement.targets if isinstance(t.target, cst.Name)
+                )
 
     # Helpers ----------------------------------------------------------------------------------------------------
 

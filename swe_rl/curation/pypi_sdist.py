@@ -71,7 +71,9 @@ def download(pin: str, cache_dir: Path) -> Path:
             _rename(staging, folder)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
-    archives = sorted(p for p in folder.iterdir() if p.name.endswith((".tar.gz", ".zip", ".tar.bz2", ".tgz", ".tar.xz")))
+    archives = sorted(
+        p for p in folder.iterdir() if p.name.endswith((".tar.gz", ".zip", ".tar.bz2", ".tgz", ".tar.xz"))
+    )
     if not archives:
         raise ConfigError(f"{pin} has no source distribution: choose a package that publishes one")
     return archives[0]
@@ -204,7 +206,9 @@ def _pip(*args: str, subject: str) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PIP_TIMEOUT_S, env=env)
     except subprocess.TimeoutExpired as err:
-        raise ConfigError(f"pip {args[0]} {subject} took more than {PIP_TIMEOUT_S} s: is the package index up?") from err
+        raise ConfigError(
+            f"pip {args[0]} {subject} took more than {PIP_TIMEOUT_S} s: is the package index up?"
+        ) from err
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
         reason = lines[-1].removeprefix("ERROR: ") if lines else "no message"

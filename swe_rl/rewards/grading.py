@@ -1,0 +1,205 @@
+"""Grading: the patch alone, in a fresh sandbox, against hidden tests that appear there only after it was applied.
+
+Whose failure is it? A patch that is malformed, does not apply, breaks imports, hangs, fills memory or ends the process
+is the agent's: 0. A sandbox that cannot be made, is lost or answers nonsense is the machine's: again in a fresh one,
+and in the end SandboxError. Never 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from swe_rl.errors import PatchError, SandboxError, SandboxLost, SandboxUnavailable
+from swe_rl.protocols import Sandbox
+from swe_rl.rewards.cache import ResultCache, result_key
+from swe_rl.rewards.patch import CLEAN_ENV
+from swe_rl.rewards.policy import FilteredPatch, filter_patch
+from swe_rl.tasks.test_runner import TestResult, parse_report, runner_call
+from swe_rl.types import ExecResult, Reward, SandboxSpec, Task
+
+REPORT_BYTES = 4 << 20  # room for the report of some ten thousand tests
+APPLY_TIMEOUT_S = 30.0
+RETRY_PAUSE_S = 0.2  # before the second attempt, doubled each time
+
+# Attributes of the tree must not convert line ends or run filters while a patch is applied byte for byte.
+_APPLY = (
+    "{{ cd {workdir} && mkdir -p .git/info && echo '* -text -eol -ident -filter -working-tree-encoding' "
+    ">.git/info/attributes; }} || exit 127; "
+    f"exec {CLEAN_ENV} git -c core.autocrlf=false -c core.fileMode=true apply --whitespace=nowarn -"
+)
+_CANNOT_START = (126, 127)  # no interpreter, no git, no workspace: nothing of the agent's ran yet
+
+OpenSandbox = Callable[[SandboxSpec], AbstractAsyncContextManager[Sandbox]]
+
+
+class Leases(Protocol):
+    """What grading wants of a pool: a fresh sandbox that is gone afterwards."""
+
+    def lease(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """How one fresh sandbox judged the patch."""
+
+    terms: Mapping[str, float]
+    report: Mapping[str, TestResult] | None = None  # by test id; None: the tests came to no end
+
+
+async def grade(
+    task: Task,
+    patch: bytes,
+    *,
+    spec: SandboxSpec,
+    timeout_s: float | None = None,
+    retries: int = 2,
+    pool: Leases | OpenSandbox | None = None,
+    cache: ResultCache | None = None,
+) -> Reward:
+    """1.0 if and only if every FAIL_TO_PASS and PASS_TO_PASS test passed, else 0.0.
+
+    spec: has the task's base tree as a layer. timeout_s: of the tests, `task.timeout_s` by default. pool: a pool or a
+    function that opens a sandbox; one of its own per attempt by default. `Reward.terms` says what happened: `resolved`,
+    `f2p` and `p2p` (fractions passed), `tamper`, `dropped`, `patch_bytes`, and one of `empty`, `malformed`,
+    `apply_failed`, `timeout`, `incomplete` or the sandbox's outcome. Missing, skipped and xfailed tests are not passed.
+
+    Raises SandboxError when no attempt out of 1 + retries came to a verdict.
+    """
+    try:
+        filtered = filter_patch(patch, hidden=task.hidden_files, existing=task.tree)
+    except PatchError as err:
+        return _reward(task, _Attempt({err.reason: 1.0}), len(patch), None)
+    if not filtered.patch:
+        return _reward(task, _Attempt({"empty": 1.0}), len(patch), filtered)
+    return await _grade_filtered(
+        task, filtered, patch, spec=spec, timeout_s=timeout_s, retries=retries, pool=pool, cache=cache
+    )
+
+
+async def grade_unfiltered(
+    task: Task,
+    patch: bytes,
+    *,
+    spec: SandboxSpec,
+    timeout_s: float | None = None,
+    retries: int = 2,
+    pool: Leases | OpenSandbox | None = None,
+) -> Reward:
+    """Like `grade` without policy, shortcut for empty patches or cache: for validating tasks, never for agents."""
+    filtered = FilteredPatch(patch=patch, kept=(), dropped=(), tamper=0)
+    return await _grade_filtered(
+        task, filtered, patch, spec=spec, timeout_s=timeout_s, retries=retries, pool=pool, cache=None
+    )
+
+
+async def _grade_filtered(
+    task: Task,
+    filtered: FilteredPatch,
+    patch: bytes,
+    *,
+    spec: SandboxSpec,
+    timeout_s: float | None,
+    retries: int,
+    pool: Leases | OpenSandbox | None,
+    cache: ResultCache | None,
+) -> Reward:
+    limit_s = task.timeout_s if timeout_s is None else min(timeout_s, task.timeout_s)
+    key = result_key(task, filtered.patch, limit_s)
+    attempt = cache.get(key) if cache is not None else None
+    if attempt is None:
+        attempt = await _with_retries(
+            task, filtered.patch, _grading_spec(spec, limit_s), limit_s, retries, _opener(pool)
+        )
+        if cache is not None and "timeout" not in attempt.terms:  # a busy machine may have been the reason
+            cache.put(key, attempt)
+    return _reward(task, attempt, len(patch), filtered)
+
+
+def _opener(pool: Leases | OpenSandbox | None) -> OpenSandbox:
+    if pool is None:
+        from swe_rl.sandbox import open_sandbox
+
+        return open_sandbox
+    return getattr(pool, "lease", pool)
+
+
+def _grading_spec(spec: SandboxSpec, limit_s: float) -> SandboxSpec:
+    limits = replace(
+        spec.limits,
+        output_bytes=max(spec.limits.output_bytes, REPORT_BYTES),
+        command_s=max(spec.limits.command_s, limit_s, APPLY_TIMEOUT_S),
+    )
+    return replace(spec, limits=limits)
+
+
+async def _with_retries(
+    task: Task, patch: bytes, spec: SandboxSpec, limit_s: float, retries: int, open_one: OpenSandbox
+) -> _Attempt:
+    last: SandboxError | None = None
+    for number in range(retries + 1):
+        if number:
+            await asyncio.sleep(RETRY_PAUSE_S * 2 ** (number - 1))
+        try:
+            async with open_one(spec) as sandbox:
+                return await _attempt(task, patch, sandbox, limit_s)
+        except SandboxUnavailable:
+            raise  # no retry makes this machine able
+        except SandboxError as err:
+            last = err
+    raise SandboxError(f"grading {task.task_id} failed {retries + 1} times, last: {last!r}") from last
+
+
+async def _attempt(task: Task, patch: bytes, sandbox: Sandbox, limit_s: float) -> _Attempt:
+    if patch:
+        command = _APPLY.format(workdir=shlex.quote(task.workdir))
+        applied = _answered(await sandbox.exec(command, timeout_s=APPLY_TIMEOUT_S, cwd="/", stdin=patch))
+        if applied.exit_code != 0:
+            return _Attempt({"apply_failed": 1.0})
+    for path, data in task.hidden_files.items():
+        await sandbox.write_file(f"{task.workdir}/{path}", data)
+    call = runner_call(task, [*task.fail_to_pass, *task.pass_to_pass], remove_tests=True, timeout_s=limit_s)
+    await sandbox.write_file(call.path, call.source.encode())
+    result = _answered(await sandbox.exec(call.command, timeout_s=limit_s, cwd=task.workdir, stdin=call.stdin))
+    if result.outcome not in ("ok", "nonzero"):
+        return _Attempt({result.outcome: 1.0})
+    text = result.stdout
+    if call.report_file:
+        text = _answered(await sandbox.exec(f"cat {shlex.quote(call.report_file)}", cwd="/")).stdout
+    report = parse_report(text, nonce=call.nonce, ids=call.tests)
+    return _Attempt({"incomplete": 1.0}) if report is None else _Attempt({}, report)
+
+
+def _answered(result: ExecResult) -> ExecResult:
+    if result.outcome == "lost":
+        raise SandboxLost("the sandbox ended while grading")
+    if result.exit_code in _CANNOT_START:
+        raise SandboxError(
+            f"the grading sandbox is unusable: {result.stderr[-200:].decode('utf-8', 'replace').strip()}"
+        )
+    return result
+
+
+def _reward(task: Task, attempt: _Attempt, patch_bytes: int, filtered: FilteredPatch | None) -> Reward:
+    required = [*task.fail_to_pass, *task.pass_to_pass]
+    status = {name: attempt.report[name].status if attempt.report else "missing" for name in required}
+    passed = sum(state == "passed" for state in status.values())
+    resolved = bool(task.fail_to_pass) and passed == len(status) and not attempt.terms
+    terms = {
+        **attempt.terms,
+        "resolved": float(resolved),
+        "f2p": _fraction(task.fail_to_pass, status),
+        "p2p": _fraction(task.pass_to_pass, status),
+        "tamper": float(filtered.tamper if filtered else 0),
+        "dropped": float(len(filtered.dropped) if filtered else 0),
+        "patch_bytes": float(patch_bytes),
+    }
+    return Reward(value=float(resolved), terms=terms, tests_passed=passed, tests_total=len(status), test_status=status)
+
+
+def _fraction(names: tuple[str, ...], status: Mapping[str, str]) -> float:
+    return sum(status[name] == "passed" for name in names) / len(names) if names else 1.0
