@@ -42,12 +42,13 @@ def load_tasks(source: str, *, split: str, num_tasks: int, seed: int, **filters:
         Random(f"tasks/{seed}").shuffle(kept)
         tasks = kept[:num_tasks] if num_tasks else kept
     if not tasks:
-        raise ConfigError(f"no task left: source {source!r}, split {split!r}, filters {filters}; choose another split or fewer filters")
+        raise ConfigError(f"no task left of {source!r}, split {split!r}, filters {filters}: choose others")
     return tasks
 
 
 def _filtered(tasks: Iterable[Task], filters: dict[str, Any]) -> Iterator[Task]:
-    wanted = {key: value if isinstance(value, (list, tuple, set, frozenset)) else (value,) for key, value in filters.items()}
+    many = (list, tuple, set, frozenset)
+    wanted = {key: value if isinstance(value, many) else (value,) for key, value in filters.items()}
     for task in tasks:
         if all(_value(task, key) in values for key, values in wanted.items()):
             yield task
@@ -58,4 +59,4 @@ def _value(task: Task, key: str) -> Any:
         return getattr(task, key)
     if key in task.meta:
         return task.meta[key]
-    raise ConfigError(f"task filter {key!r} is unknown for source {task.source!r}: use a field of Task or one of {sorted(task.meta)}")
+    raise ConfigError(f"task filter {key!r} is unknown here: use a field of Task or one of {sorted(task.meta)}")

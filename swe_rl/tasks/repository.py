@@ -46,10 +46,10 @@ def materialize(task: Task, cache_dir: str | Path) -> Path:
     if target.is_dir():
         return target
     if not task.tree:
-        raise ConfigError(f"task {task.task_id} has no files of its own: it needs a sandbox backend that runs its image")
+        raise ConfigError(f"task {task.task_id} has no files: it needs a sandbox backend that runs its image")
     objects = list(_objects(task.tree))
     if objects[-1][0] != task.base_commit:
-        raise ConfigError(f"task {task.task_id}: base_commit {task.base_commit} is not its tree, which is {objects[-1][0]}")
+        raise ConfigError(f"task {task.task_id}: base_commit {task.base_commit} is not that of its tree")
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=".staging-", dir=target.parent))
     try:

@@ -1,8 +1,8 @@
 """Task sets on disk: `tasks.jsonl` with SWE-bench field names plus extras, trees and hidden tests as tar files.
 
-    DIR/tasks.jsonl                one JSON object per line; FAIL_TO_PASS and PASS_TO_PASS are JSON strings, as in SWE-bench
-    DIR/trees/<name>.tar.gz        base (buggy) tree with the visible tests; shared by tasks that name the same tar
-    DIR/trees/<name>.tar.gz        hidden test files, written only when grading
+    DIR/tasks.jsonl             one JSON object per line; FAIL_TO_PASS and PASS_TO_PASS are JSON strings, as there
+    DIR/trees/<name>.tar.gz     `tree`: base (buggy) tree with the visible tests; equal trees share one tar
+                                `hidden`: hidden test files, written only when grading
 
 The bytes are a function of the tasks alone: tars carry no dates, owners or compression times.
 """
@@ -43,7 +43,7 @@ def read_tasks(directory: str | Path) -> list[Task]:
     """All tasks of a directory written by `write_tasks`. Raises ConfigError when it is not one."""
     index = Path(directory) / "tasks.jsonl"
     if not index.is_file():
-        raise ConfigError(f"no task set in {directory}: {index} is missing; build one with `swe-rl tasks build --out DIR`")
+        raise ConfigError(f"no task set: {index} is missing; build one with `swe-rl tasks build --out DIR`")
     tars: dict[str, Mapping[str, bytes]] = {}
     tasks = []
     for number, line in enumerate(index.read_text(encoding="utf-8").splitlines(), start=1):

@@ -26,7 +26,7 @@ _MAX_DRAWS = 400
 
 @functools.cache
 def pairs(split: str) -> tuple[Pair, ...]:
-    """All (template, bug kind) pairs of a split: a place for the bug exists. About a quarter of the pairs are held out."""
+    """All (template, bug kind) pairs of a split that have a place for the bug. About a quarter is held out."""
     if split not in SPLITS:
         raise ConfigError(f"minirepo has no split {split!r}: use one of {', '.join(SPLITS)}")
     templates, kinds = (HARD, BUG_KINDS + EXTRA_KINDS) if split == "hard" else (STANDARD, BUG_KINDS)
@@ -62,7 +62,7 @@ def _make(choices: tuple[Pair, ...], *, split: str, seed: int, index: int) -> Ta
         task = build_task(plan, task_id=f"minirepo-{split}-{seed}-{index}", split=split, rng=rng)
         if task is not None:
             return task
-    raise ConfigError(f"minirepo made no task of split {split!r} in {_MAX_DRAWS} draws: a template has no effective bug")
+    raise ConfigError(f"minirepo made no task of split {split!r} in {_MAX_DRAWS} draws: some bug has no effect")
 
 
 def _draw_plan(choices: tuple[Pair, ...], rng: Random) -> Plan:

@@ -17,7 +17,7 @@ Arguments = tuple[Any, ...]
 Answer = tuple[str, Any]  # ("value", returned) or ("raise", exception class name)
 
 _PLACEHOLDER = re.compile(r"\b[FABXYZIKL]\b")
-_WORDS = ("ash", "bay", "cliff", "creek", "dune", "fog", "ice", "lake", "moss", "peak", "river", "storm", "sun", "valley")
+_WORDS = tuple("ash bay cliff creek dune fog ice lake moss peak river storm sun valley".split())
 _MIN_FAILING = 3  # inputs on which a bug must show: one is in the issue, the others are hidden
 
 

@@ -33,6 +33,9 @@ _ARITH: dict[type[ast.operator], tuple[type[ast.operator], ...]] = {
 }
 
 
+_ORDERED = (ast.Add, ast.Sub, ast.FloorDiv, ast.Mod)  # + on strings and lists
+
+
 def sites(function: ast.FunctionDef, kind: str) -> list[Site]:
     """Places of `function` where a bug of `kind` fits, in source order. Raises KeyError for an unknown kind."""
     return list(_OPERATORS[kind](function))
@@ -51,10 +54,10 @@ def _walk(node: ast.AST, *, in_bound: bool = False) -> Iterator[tuple[ast.AST, b
     """All nodes below and including `node`, with True for those inside a slice, an index or a range()."""
     yield node, in_bound
     for field, value in ast.iter_fields(node):
-        inside = in_bound or (isinstance(node, ast.Subscript) and field == "slice") or (_is_range(node) and field == "args")
+        begins = (isinstance(node, ast.Subscript) and field == "slice") or (_is_range(node) and field == "args")
         for child in value if isinstance(value, list) else (value,):
             if isinstance(child, ast.AST):
-                yield from _walk(child, in_bound=inside)
+                yield from _walk(child, in_bound=in_bound or begins)
 
 
 def _is_range(node: ast.AST) -> bool:
@@ -104,7 +107,7 @@ def _name(function: ast.FunctionDef) -> Iterator[Site]:
             for other in variables:
                 if other != node.id:
                     yield _replace(node, "id", other)
-        elif isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Sub, ast.FloorDiv, ast.Mod)) and not in_bound:
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, _ORDERED) and not in_bound:
             yield _swap_operands(node)
 
 
@@ -140,11 +143,12 @@ def _drop(function: ast.FunctionDef) -> Iterator[Site]:
 def _bound(function: ast.FunctionDef) -> Iterator[Site]:
     for node, _ in _walk(function):
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
-            ends = [(node.slice, "lower"), (node.slice, "upper")] if isinstance(node.slice, ast.Slice) else [(node, "slice")]
-            for owner, field in ends:
-                if getattr(owner, field) is not None:
-                    for delta in (1, -1):
-                        yield _replace(owner, field, _shift(getattr(owner, field), delta))
+            is_slice = isinstance(node.slice, ast.Slice)
+            owner = node.slice if is_slice else node
+            for field in ("lower", "upper") if is_slice else ("slice",):
+                end = getattr(owner, field)
+                if end is not None:
+                    yield from (_replace(owner, field, _shift(end, delta)) for delta in (1, -1))
         elif isinstance(node, ast.Call) and _is_range(node):
             for place, argument in enumerate(node.args):
                 for delta in (1, -1):

@@ -1,0 +1,88 @@
+"""Host side of the test runners: the script, its command line, its input, and how to read its report.
+
+    nonce = new_nonce()
+    await sandbox.write_file(RUNNER_PATH, runner_source(task.test_runner).encode())
+    result = await sandbox.exec(command_line(task, remove_tests=True), stdin=run_input(nonce, ids), ...)
+    results = parse_report(result.stdout, nonce=nonce, ids=ids)
+
+"functions" runs runner_functions.py: code under test can make a test fail but not pass. "pytest" runs pytest_runner.py,
+whose tests share a process with the code under test; its text tells what that leaves open.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import json
+import secrets
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from swe_rl.errors import ConfigError
+from swe_rl.tasks import pytest_runner
+from swe_rl.types import Task
+
+if TYPE_CHECKING:
+    RUNNER_SOURCE: str  # text of runner_functions.py
+
+RUNNER_PATH = "/tmp/.runner.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    status: str  # passed | failed | error | missing, and xfailed | xpassed | skipped from pytest; only passed is a pass
+    message: str = ""  # one short line
+
+
+def __getattr__(name: str) -> str:
+    """RUNNER_SOURCE is read at its first use: nothing happens at import time."""
+    if name == "RUNNER_SOURCE":
+        return runner_source("functions")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+@functools.cache
+def runner_source(test_runner: str) -> str:
+    """Text of the script for Task.test_runner. Raises ConfigError for an unknown one."""
+    if test_runner == "functions":
+        return importlib.resources.files("swe_rl.tasks").joinpath("runner_functions.py").read_text(encoding="utf-8")
+    if test_runner == "pytest":
+        return pytest_runner.RUNNER_SOURCE
+    raise ConfigError(f"test_runner={test_runner!r} is unknown: use functions or pytest")
+
+
+def new_nonce() -> str:
+    return secrets.token_hex(16)
+
+
+def command_line(task: Task, *, remove_tests: bool = False, path: str = RUNNER_PATH) -> str:
+    """Starts the script, which reads `run_input` from its standard input.
+
+    remove_tests deletes the named test files once they are read, so that code under test cannot look up what is
+    expected; "functions" only, pytest reads files while it runs.
+    """
+    removal = ["--remove-tests"] if remove_tests and task.test_runner == "functions" else []
+    return shlex.join(["python3", "-I", "-S", path, "--root", task.workdir, *removal, "-"])
+
+
+def run_input(nonce: str, ids: Sequence[str]) -> bytes:
+    """The nonce, then one test id or test file per line."""
+    return "\n".join([nonce, *ids, ""]).encode()
+
+
+def parse_report(data: bytes, *, nonce: str, ids: Sequence[str] = ()) -> dict[str, Verdict] | None:
+    """Verdict per test id, None when there is no complete report (the runner died or was killed).
+
+    Lines without the nonce are output of the code under test and are ignored. Ids that the report lacks are "missing":
+    an absent result is never a pass.
+    """
+    prefix = nonce + " "
+    lines = [line[len(prefix) :] for line in data.decode("utf-8", "replace").split("\n") if line.startswith(prefix)]
+    rows = [json.loads(line) for line in lines if line.startswith("{")]
+    if not lines or lines[-1] != f"end {len(rows)}":
+        return None
+    found = {row["id"]: Verdict(row["status"], row["message"]) for row in rows}
+    absent = {item: Verdict("missing", "not run") for item in ids if "::" in item and item not in found}
+    return found | absent
