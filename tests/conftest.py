@@ -17,7 +17,7 @@ def require(available: bool, what: str) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves nightly tests to .ci/nightly, and skips gpu tests where no device is (SWE_RL_REQUIRE cannot supply one)."""
+    """Leaves nightly tests to .ci/nightly, and skips gpu tests where no device is, SWE_RL_REQUIRE or not."""
     if not os.environ.get("SWE_RL_NIGHTLY"):
         nightly = [item for item in items if item.get_closest_marker("nightly")]
         config.hook.pytest_deselected(items=nightly)
