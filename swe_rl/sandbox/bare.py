@@ -1,0 +1,172 @@
+"""isolation="none": a process group in a copied temporary tree. No protection whatsoever; for trusted code only."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import tempfile
+import time
+import warnings
+from collections import deque
+from typing import Self
+
+from swe_rl.sandbox.base_root import environment, shell_path
+from swe_rl.types import ExecResult, Outcome, SandboxSpec
+
+PREFIX = "swe-rl-bare-"
+_DRAIN_S = 0.05
+_WARNING = "sandbox.isolation=none: commands run UNPROTECTED on this machine, with its files and its network"
+
+
+class _Capture:
+    """Head and tail of one stream."""
+
+    def __init__(self, keep: int) -> None:
+        self.total = 0
+        self._head_cap, self._tail_cap = keep - keep // 2, keep // 2
+        self._head = bytearray()
+        self._tail: deque[bytes] = deque()
+        self._tail_len = 0
+
+    def add(self, data: bytes) -> None:
+        self.total += len(data)
+        room = self._head_cap - len(self._head)
+        self._head += data[:room]
+        if rest := data[room:]:
+            self._tail.append(rest)
+            self._tail_len += len(rest)
+            while self._tail and self._tail_len - len(self._tail[0]) >= self._tail_cap:
+                self._tail_len -= len(self._tail.popleft())
+
+    def text(self) -> bytes:
+        tail = b"".join(self._tail)
+        cut = max(len(tail) - self._tail_cap, 0)
+        kept = len(self._head) + len(tail) - cut
+        marker = b"\n[... %d bytes omitted ...]\n" % (self.total - kept) if kept < self.total else b""
+        return bytes(self._head) + marker + tail[cut:]
+
+
+class BareSandbox:
+    """Implements protocols.Sandbox without isolation. `workdir` is a copy in a temporary directory.
+
+    Time and output limits hold; memory, process and disk limits do not, and readonly_mounts are not visible.
+    """
+
+    def __init__(self, spec: SandboxSpec) -> None:
+        self.spec = spec
+        self._root = ""
+        self._groups: set[int] = set()
+
+    async def start(self) -> Self:
+        warnings.warn(_WARNING, stacklevel=2)
+        self._root = tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-")
+        os.makedirs(self._host("/tmp"), exist_ok=True)
+        os.makedirs(self._host(self.spec.workdir), exist_ok=True)
+        for layer in reversed(self.spec.layers):
+            await asyncio.to_thread(
+                shutil.copytree, layer, self._host(self.spec.workdir), symlinks=True, dirs_exist_ok=True
+            )
+        return self
+
+    def _host(self, path: str) -> str:
+        return self._root + os.path.normpath(os.path.join(self.spec.workdir, path))
+
+    async def exec(
+        self, command: str, *, timeout_s: float | None = None, cwd: str | None = None, stdin: bytes | None = None
+    ) -> ExecResult:
+        limits = self.spec.limits
+        started = time.monotonic()
+        env = {**environment(self.spec), "HOME": self._root, "TMPDIR": self._host("/tmp")}
+        process = await asyncio.create_subprocess_exec(
+            shell_path(),
+            "-c",
+            command,
+            cwd=self._host(cwd or "."),
+            env=env,
+            start_new_session=True,
+            stdin=asyncio.subprocess.DEVNULL if stdin is None else asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        self._groups.add(process.pid)
+        captures = _Capture(limits.output_bytes), _Capture(limits.output_bytes)
+        killed: list[Outcome] = []
+
+        def kill(why: Outcome) -> None:
+            killed.append(why)
+            _kill_group(process.pid)
+
+        def full() -> bool:
+            return sum(capture.total for capture in captures) > limits.output_kill_bytes
+
+        async def pump(stream: asyncio.StreamReader | None, capture: _Capture) -> None:
+            while stream is not None and (data := await stream.read(1 << 16)):
+                capture.add(data)
+                if full() and not killed:
+                    kill("output_limit")
+
+        pumps = [asyncio.ensure_future(pump(s, c)) for s, c in zip((process.stdout, process.stderr), captures, strict=True)]
+        try:
+            if process.stdin is not None:
+                process.stdin.write(stdin or b"")
+                process.stdin.close()
+            await asyncio.wait_for(process.wait(), limits.command_s if timeout_s is None else timeout_s)
+        except TimeoutError:
+            kill("timeout")
+            await process.wait()
+        finally:
+            await asyncio.wait(pumps, timeout=_DRAIN_S)
+            for task in pumps:
+                task.cancel()
+        code = process.returncode or 0
+        code = 128 - code if code < 0 else code
+        return ExecResult(
+            exit_code=code,
+            stdout=captures[0].text(),
+            stderr=captures[1].text(),
+            outcome=killed[0] if killed else "nonzero" if code else "ok",
+            duration_s=time.monotonic() - started,
+            stdout_bytes=captures[0].total,
+            stderr_bytes=captures[1].total,
+        )
+
+    async def read_file(self, path: str) -> bytes:
+        with open(self._host(path), "rb") as file:
+            return file.read()
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        host = self._host(path)
+        os.makedirs(os.path.dirname(host), exist_ok=True)
+        with open(host, "wb") as file:
+            file.write(data)
+
+    async def fork(self) -> BareSandbox:
+        other = BareSandbox(self.spec)
+        await other.start()
+        workdir = other._host(self.spec.workdir)
+        await asyncio.to_thread(shutil.rmtree, workdir)
+        await asyncio.to_thread(shutil.copytree, self._host(self.spec.workdir), workdir, symlinks=True)
+        return other
+
+    async def close(self) -> None:
+        for group in self._groups:
+            _kill_group(group)
+        self._groups.clear()
+        if self._root:
+            await asyncio.to_thread(shutil.rmtree, self._root, ignore_errors=True)
+            self._root = ""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+
+def _kill_group(group: int) -> None:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # it has ended
