@@ -104,7 +104,7 @@ def load_weights(path: str | Path) -> dict[str, Tensor]:
         ) from err
 
 
-def export_model(
+def export(
     directory: str | Path, weights: Mapping[str, Tensor], *, model_config: Any = None, tokenizer: Any = None
 ) -> Path:
     """Writes a directory that transformers' from_pretrained loads, as atomically as a checkpoint.

@@ -76,6 +76,15 @@ def broadcast_object(value: Any) -> Any:
     return box[0]
 
 
+def gather_objects(values: Sequence[Any]) -> list[Any]:
+    """The picklable items of all ranks, concatenated in rank order, on every rank. Collective."""
+    if world_size() == 1:
+        return list(values)
+    parts: list[Any] = [None] * world_size()
+    dist.all_gather_object(parts, list(values))
+    return [value for part in parts for value in part]
+
+
 def broadcast_string(value: str) -> str:
     """Rank 0's string on every rank. Collective."""
     return str(broadcast_object(value))
