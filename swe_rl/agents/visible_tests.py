@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping
 
 from swe_rl.agents.observation import describe
 from swe_rl.protocols import Sandbox
-from swe_rl.tasks.test_runner import TestResult, parse_report, runner_call, visible_test_files
+from swe_rl.tasks.test_runner import (
+    RUNNER_PATH,
+    Verdict,
+    command_line,
+    new_nonce,
+    parse_report,
+    run_input,
+    runner_source,
+)
 from swe_rl.types import Task
 
 MAX_FAILURES = 3  # listed one by one
@@ -17,17 +26,25 @@ async def run_visible_tests(sandbox: Sandbox, *, task: Task) -> str:
     files = visible_test_files(task)
     if not files:
         return "no tests"
-    call = runner_call(task, files)
-    await sandbox.write_file(call.path, call.source.encode())
-    result = await sandbox.exec(call.command, cwd=task.workdir, timeout_s=call.timeout_s, stdin=call.stdin)
-    report = result.stdout
-    if call.report_file and result.outcome in ("ok", "nonzero"):
-        report = await sandbox.read_file(call.report_file)
-    results = parse_report(report, nonce=call.nonce, ids=call.tests)
+    nonce = new_nonce()
+    await sandbox.write_file(RUNNER_PATH, runner_source(task.test_runner).encode())
+    result = await sandbox.exec(
+        command_line(task), cwd=task.workdir, timeout_s=task.timeout_s, stdin=run_input(nonce, files)
+    )
+    results = parse_report(result.stdout, nonce=nonce)
     return describe(result) if results is None else summarize(results)
 
 
-def summarize(results: Mapping[str, TestResult]) -> str:
+def visible_test_files(task: Task) -> list[str]:
+    """Test files of the base tree, sorted."""
+    return sorted(path for path in task.tree if _is_test(posixpath.basename(path)))
+
+
+def _is_test(name: str) -> bool:
+    return name.endswith(".py") and (name.startswith("test_") or name.endswith("_test.py"))
+
+
+def summarize(results: Mapping[str, Verdict]) -> str:
     """`3 passed`, or `1 failed: test_x: AssertionError`, with at most MAX_FAILURES tests by name."""
     failed = {name: result for name, result in results.items() if result.status != "passed"}
     if not failed:

@@ -4,6 +4,7 @@
   reward None.
 - The agent's: its command ended the sandbox (the sandbox says so, or is lost twice at the same action): ENV_KILLED, 0.
 - The agent's: its tree cannot be expressed as a patch (too large, destroyed beyond reading): 0.
+- The set-up's: SandboxUnavailable passes through, no retry would help.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from swe_rl.agents.episode import run_episode
 from swe_rl.agents.formats import ActionFormat
 from swe_rl.agents.rendering import ChatRenderer
 from swe_rl.config import AgentConfig
-from swe_rl.errors import PatchError, SandboxError
+from swe_rl.errors import PatchError, SandboxError, SandboxUnavailable
 from swe_rl.protocols import Environment, Policy, RewardFn, Sandbox
 from swe_rl.rollout.journal import RolloutKey
 from swe_rl.rollout.seeds import turn_seed
@@ -72,6 +73,8 @@ class RolloutRunner:
         start = time.monotonic()
         try:
             reward = await self._parts.grade(task, trajectory.patch)
+        except SandboxUnavailable:
+            raise
         except SandboxError as err:
             return replace(trajectory, stop_reason=StopReason.INFRA_ERROR, detail=f"grading: {err!r}")
         return replace(trajectory, reward=reward, timings_s={**trajectory.timings_s, "grade": time.monotonic() - start})
@@ -86,6 +89,8 @@ class RolloutRunner:
                 if not trajectory.stop_reason.is_infra and trajectory.stop_reason is not StopReason.ENV_KILLED:
                     trajectory = await self._with_patch(task, sandbox, trajectory)
                 trajectory = replace(trajectory, timings_s={**trajectory.timings_s, "open_sandbox": wait_s})
+        except SandboxUnavailable:
+            raise
         except SandboxError as err:
             # Also when only the patch or the closing failed: what the agent left is then unknown.
             return replace(trajectory, stop_reason=StopReason.INFRA_ERROR, detail=repr(err), patch=None, reward=None)

@@ -11,7 +11,7 @@ from swe_rl.agents.observation import clean_text, describe
 from swe_rl.agents.visible_tests import summarize
 from swe_rl.errors import ConfigError, SandboxError, SandboxLost
 from swe_rl.protocols import EnvStep
-from swe_rl.tasks.test_runner import TestResult
+from swe_rl.tasks.test_runner import Verdict
 from swe_rl.testing import FakeSandbox, exec_result, make_task
 from swe_rl.types import ExecResult, Outcome, StopReason, ToolCall
 
@@ -109,13 +109,13 @@ def test_clean_text(data: bytes, want: str) -> None:
     ("statuses", "want"),
     [
         ([("a", "passed", ""), ("b", "passed", "")], "2 passed"),
-        ([("t.py::test_x", "failed", "AssertionError: 1 != 2\nmore")], "1 failed: test_x: AssertionError: 1 != 2"),
+        ([("t.py::test_x", "failed", "AssertionError: 1 != 2")], "1 failed: test_x: AssertionError: 1 != 2"),
         ([("t::a", "passed", ""), ("t::b", "missing", "")], "1 failed, 1 passed: b: missing"),
         ([(f"t::x{i}", "error", "E") for i in range(5)], "5 failed: x0: E; x1: E; x2: E; ..."),
     ],
 )
 def test_summary_of_tests(statuses: list[tuple[str, str, str]], want: str) -> None:
-    assert summarize({i: TestResult(s, m) for i, s, m in statuses}) == want  # type: ignore[arg-type]
+    assert summarize({i: Verdict(s, m) for i, s, m in statuses}) == want
 
 
 async def test_test_tool_reads_only_the_framed_report() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from swe_rl.errors import EngineError, InvariantError, PatchError, SandboxError, SandboxLost
+from swe_rl.errors import EngineError, InvariantError, PatchError, SandboxError, SandboxLost, SandboxUnavailable
 from swe_rl.rollout import Drained, Journal
 from swe_rl.testing import make_task
 from swe_rl.types import StopReason, TrajectoryGroup
@@ -55,7 +55,7 @@ async def test_seeds_differ_by_index_turn_step_and_phase() -> None:
 
 async def test_trouble_is_retried_with_the_same_seeds() -> None:
     world = World(open_failures={0: SandboxError("no place")})
-    collector, policy = make_collector(world, GOOD)
+    collector, _ = make_collector(world, GOOD)
     got = await collector.run_one(make_task(), 0, phase="rl", step=0)
     assert got.reward is not None
     assert got.reward.value == 1.0
@@ -68,13 +68,22 @@ async def test_lost_rollouts_are_refilled_and_never_scored() -> None:
     def script(session: str, turn: int) -> str | Exception:
         return EngineError("down") if session.endswith("/1") else GOOD[turn]
 
-    collector, policy = make_collector(World(), script, infra_retries=1)
+    collector, _ = make_collector(World(), script, infra_retries=1)
     group = await collector.collect_group(make_task(), 3, phase="rl", step=0)
     assert [item.rollout_index for item in group.trajectories] == [0, 2, 3]
     assert all(item.reward is not None for item in group.trajectories)
     assert collector.stats.lost == 1
     assert collector.retried == 1
     assert collector.stats.stop_reasons == {"submitted": 3, "infra_error": 1}
+
+
+@pytest.mark.parametrize("place", ["open", "grade"])
+async def test_a_machine_without_sandboxes_stops_the_run(place: str) -> None:
+    failure: dict[int, Exception] = {0: SandboxUnavailable("no user namespaces")}
+    world = World(open_failures=failure) if place == "open" else World(grade_failures=failure)
+    collector, _ = make_collector(world, GOOD)
+    with pytest.raises(SandboxUnavailable):
+        await collector.collect_group(make_task(), 1, phase="rl", step=0)
 
 
 async def test_refills_are_bounded_and_an_empty_group_says_so() -> None:
