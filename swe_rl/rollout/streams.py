@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -45,7 +45,7 @@ class Share:
 
 def supervised_stream(
     trajectories: Sequence[Trajectory], phase: PhaseConfig, *, first_step: int, seed: int, share: Share
-) -> tuple[int, AsyncIterator[StepSamples]]:
+) -> tuple[int, AsyncGenerator[StepSamples]]:
     """(number of steps, stream) of supervised mini-batches; turns that could not be parsed are masked.
 
     Raises ConfigError when there is nothing to learn from.
@@ -58,7 +58,7 @@ def supervised_stream(
         )
     num_steps = num_supervised_steps(len(samples), batch_size=phase.batch_size, epochs=phase.epochs)
 
-    async def stream() -> AsyncIterator[StepSamples]:
+    async def stream() -> AsyncGenerator[StepSamples]:
         for step in range(first_step, num_steps):
             batch = supervised_batch(
                 samples,
@@ -102,7 +102,7 @@ async def rollout_stream(
     *,
     first_step: int,
     share: Share,
-) -> AsyncIterator[StepSamples]:
+) -> AsyncGenerator[StepSamples]:
     """On-policy groups with advantages, step by step, at most `rollout.max_staleness` steps ahead of the trainer."""
     per_step = {
         step: share.of(step_tasks(tasks, step=step, count=phase.tasks_per_step, seed=cfg.seed, phase=phase.name))

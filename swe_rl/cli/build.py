@@ -1,0 +1,167 @@
+"""Builds what the loop works with from a configuration, and closes it again whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from swe_rl.agents.rendering import ChatRenderer
+from swe_rl.cli.paths import cache_dir
+from swe_rl.config import PhaseConfig, TrainConfig
+from swe_rl.errors import ConfigError
+from swe_rl.inference import EmbeddedEngine
+from swe_rl.metrics import open_metrics
+from swe_rl.models import nano_corpus
+from swe_rl.models.loading import load_model
+from swe_rl.protocols import Policy
+from swe_rl.rollout.collector import Collector
+from swe_rl.rollout.demonstrations import Demonstrator, DemonstratorPolicy, collect_demonstrations, sessions
+from swe_rl.rollout.journal import Journal
+from swe_rl.rollout.streams import Share, step_tasks
+from swe_rl.rollout.wiring import rollout_parts
+from swe_rl.sandbox import SandboxPool
+from swe_rl.tasks import load_tasks
+from swe_rl.tasks.minirepo.demonstrator import Demonstrator as MinirepoDemonstrator
+from swe_rl.tasks.oracle import OracleDemonstrator
+from swe_rl.train_loop import Position, Run
+from swe_rl.training import checkpoint, mesh
+from swe_rl.training.run_dir import RunDir, open_run_dir
+from swe_rl.training.torch_backend import TorchBackend
+from swe_rl.types import Task, Trajectory
+
+
+@asynccontextmanager
+async def open_run(cfg: TrainConfig, *, label: str, config_yaml: str) -> AsyncIterator[Run]:
+    """The parts of a run, under torchrun those of this rank. ConfigError for bad input, before anything is written."""
+    if cfg.threads:
+        torch.set_num_threads(cfg.threads)
+    device = mesh.init_distributed()
+    async with AsyncExitStack() as stack:
+        stack.callback(mesh.shutdown)
+        share = Share(rank=mesh.rank(), world_size=mesh.world_size(), gather=mesh.gather_objects)
+        train_tasks, eval_tasks = load_task_sets(cfg)
+        model, tokenizer = load_policy(cfg)
+        backend = TorchBackend(model, cfg.trainer, algo=cfg.algo, device=device, dtype=getattr(torch, cfg.model.dtype))
+        run_dir = name_run_dir(cfg, label=label, config_yaml=config_yaml)
+        engine = EmbeddedEngine(model, cfg.engine, max_context=cfg.agent.max_context_tokens)
+        stack.push_async_callback(engine.close)
+        journal = Journal(run_dir.rollouts if share.world_size == 1 else run_dir.rollouts / f"rank{share.rank}")
+        stack.callback(journal.close)
+        metrics = stack.enter_context(open_metrics(run_dir.path, rank=share.rank))
+        pool = SandboxPool(cfg.sandbox.concurrency)
+        parts = Parts(pool=pool, renderer=ChatRenderer(tokenizer), trees=cache_dir() / "trees")
+        run = Run(
+            cfg=cfg,
+            dir=run_dir,
+            cache_dir=cache_dir(),
+            backend=backend,
+            engine=engine,
+            tokenizer=tokenizer,
+            journal=journal,
+            train_tasks=train_tasks,
+            eval_tasks=eval_tasks,
+            make_collector=partial(make_collector, parts=parts, policy=engine, journal=journal),
+            demonstrate=partial(demonstrate, parts=parts, tasks=train_tasks),
+            metrics=metrics,
+            share=share,
+        )
+        restore(run)
+        yield run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    pool: SandboxPool
+    renderer: ChatRenderer
+    trees: Path  # materialised task trees, content-addressed
+
+
+def load_task_sets(cfg: TrainConfig) -> tuple[list[Task], dict[str, list[Task]]]:
+    """(training tasks, held-out tasks per split). ConfigError when a split is empty."""
+    train = load_tasks(cfg.task.source, split="train", num_tasks=cfg.task.num_train, seed=cfg.task.seed)
+    held = {
+        split: load_tasks(cfg.task.source, split=split, num_tasks=count, seed=cfg.task.heldout_seed)
+        for split, count in cfg.eval.splits.items()
+    }
+    return train, held
+
+
+def load_policy(cfg: TrainConfig) -> tuple[Any, Any]:
+    """(transformers model in fp32, tokenizer), with the weights of `init_weights` where given."""
+    model, tokenizer = load_model(
+        cfg.model, cache_dir=cache_dir() / "models", texts=nano_corpus.texts(), whole_words=nano_corpus.whole_words()
+    )
+    if cfg.init_weights:
+        load_into(model, checkpoint.load_weights(cfg.init_weights), source=cfg.init_weights)
+    return model, tokenizer
+
+
+def load_into(model: torch.nn.Module, weights: Mapping[str, torch.Tensor], *, source: str) -> None:
+    """Copies `weights` into the parameters of the same names. ConfigError when they are of another model."""
+    own = dict(model.named_parameters())
+    wrong = sorted(set(own) ^ set(weights)) or sorted(name for name in own if own[name].shape != weights[name].shape)
+    if wrong:
+        raise ConfigError(f"init_weights={source} is of another model than model.name: {wrong[0]} does not fit")
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(weights[name])
+
+
+def name_run_dir(cfg: TrainConfig, *, label: str, config_yaml: str) -> RunDir:
+    """Rank 0 makes or reopens the directory; the others learn its name. Its ConfigError is raised on every rank."""
+    path, problem = "", ""
+    if mesh.is_main():
+        try:
+            path = str(open_run_dir(cfg.run_dir, label=label, resume=cfg.resume, config_yaml=config_yaml).path)
+        except ConfigError as err:
+            problem = str(err)
+    path, problem = mesh.broadcast_object((path, problem))
+    if problem:
+        raise ConfigError(problem)
+    return RunDir(Path(path))
+
+
+def restore(run: Run) -> None:
+    """Continues from the latest checkpoint of the directory, if resuming and there is one."""
+    path = checkpoint.latest(run.dir.path) if run.cfg.resume else None
+    if path is None:
+        return
+    saved = checkpoint.load(path)
+    run.position = Position(**saved.counters)
+    run.pending_state = saved.backend
+    run.metrics.message(f"resuming from {path.name}: phase {run.position.phase + 1}, step {run.position.step}")
+
+
+def make_collector(cfg: TrainConfig, *, parts: Parts, policy: Policy, journal: Journal | None, **changes: Any) -> Collector:
+    """A collector whose limits are those of `cfg` (a phase may have its own)."""
+    made = rollout_parts(cfg, pool=parts.pool, renderer=parts.renderer, trees=parts.trees)
+    return Collector(
+        policy, parts=replace(made, **changes), concurrency=cfg.sandbox.concurrency, seed=cfg.seed, journal=journal
+    )
+
+
+async def demonstrate(phase: PhaseConfig, cfg: TrainConfig, share: Share, *, parts: Parts, tasks: list[Task]) -> list[Trajectory]:
+    """Plays the demonstrations of a phase in real sandboxes, ungraded: imperfect ones are the point."""
+    chosen = share.of(step_tasks(tasks, step=0, count=phase.num_tasks, seed=cfg.seed, phase=phase.name))
+    scripts = {
+        session: partial(_demonstrator, task, phase, seed=cfg.seed * 1_000_003 + attempt)
+        for session, task, attempt in sessions(chosen, samples_per_task=phase.samples_per_task, phase=phase.name)
+    }
+    made = rollout_parts(cfg, pool=parts.pool, renderer=parts.renderer, trees=parts.trees)
+    policy = DemonstratorPolicy(scripts, renderer=parts.renderer, action_format=made.action_format)
+    collector = make_collector(cfg, parts=parts, policy=policy, journal=None)
+    return share.gather(
+        await collect_demonstrations(collector, chosen, samples_per_task=phase.samples_per_task, phase=phase.name)
+    )
+
+
+def _demonstrator(task: Task, phase: PhaseConfig, *, seed: int) -> Demonstrator:
+    if task.source == "minirepo":
+        return MinirepoDemonstrator(task, seed, p_right=phase.p_right, p_give_up=phase.p_give_up)
+    return OracleDemonstrator(task)

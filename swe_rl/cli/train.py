@@ -1,0 +1,58 @@
+"""`swe-rl train`: composes and checks the configuration, builds the parts, runs the loop, closes everything."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from swe_rl.cli.hydra_entry import Composed, hydra_main
+from swe_rl.config import TrainConfig, validate
+
+if TYPE_CHECKING:
+    from swe_rl.train_loop import Run
+
+
+def main(argv: Sequence[str]) -> int:
+    """Entry point of the command; returns the exit code."""
+    return hydra_main(argv, command="train", schema=TrainConfig, config_name="train", run=_run, validate=validate)
+
+
+def _run(composed: Composed[TrainConfig]) -> int:
+    logging.getLogger("swe_rl").setLevel(logging.WARNING if os.environ.get("RANK", "0") != "0" else logging.INFO)
+    return asyncio.run(_train(composed))
+
+
+async def _train(composed: Composed[TrainConfig]) -> int:
+    from swe_rl.cli.build import open_run
+    from swe_rl.cli.table import results_table
+    from swe_rl.train_loop import train
+    from swe_rl.training import mesh
+
+    async with open_run(composed.config, label=composed.label, config_yaml=composed.yaml) as run:
+        _install_interrupts(run)
+        finished = await train(run)
+        if mesh.is_main():
+            run.metrics.message(results_table(run.dir.results()))
+            run.metrics.message(f"run directory: {run.dir.path}")
+        return 0 if finished else 130
+
+
+def _install_interrupts(run: Run) -> None:
+    """First SIGINT or SIGTERM: drain. Second: out at once; sandboxes die with this process by themselves."""
+    seen = 0
+
+    def interrupt() -> None:
+        nonlocal seen
+        seen += 1
+        if seen > 1:
+            os._exit(130)
+        run.metrics.message("interrupted: finishing what runs, then a checkpoint; once more to stop at once")
+        run.drain()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupt)
