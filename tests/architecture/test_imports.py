@@ -102,8 +102,8 @@ def test_part_imports_without_torch(part: str) -> None:
     code = (
         "import sys, pkgutil, importlib\n"
         f"top = importlib.import_module('swe_rl.{part}')\n"
-        f"inside = [] if {part!r} == 'cli' else pkgutil.walk_packages(getattr(top, '__path__', ()), top.__name__ + '.')\n"
-        "for module in inside:\n"
+        f"folders = [] if {part!r} == 'cli' else getattr(top, '__path__', [])\n"
+        "for module in pkgutil.walk_packages(folders, top.__name__ + '.'):\n"
         "    importlib.import_module(module.name)\n"
         f"heavy = [m for m in '{modules}'.split(', ') if m in sys.modules]\n"
         "assert not heavy, heavy\n"
