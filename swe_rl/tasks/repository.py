@@ -13,7 +13,7 @@ import shutil
 import struct
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ def materialize(task: Task, cache_dir: str | Path) -> Path:
     return target
 
 
-def _objects(tree: Mapping[str, bytes]) -> Iterator[_Object]:
+def _objects(tree: Mapping[str, bytes]) -> Generator[_Object, None, None]:
     """Blobs, then trees from the leaves up, then the commit (last)."""
     root: dict[str, Any] = {}
     for path, content in tree.items():
@@ -90,7 +90,7 @@ def _parts(path: str) -> list[str]:
     return parts
 
 
-def _folder_objects(folder: Mapping[str, Any]) -> Iterator[_Object]:
+def _folder_objects(folder: Mapping[str, Any]) -> Generator[_Object, None, str]:
     entries = []
     for name, item in folder.items():
         if isinstance(item, bytes):
@@ -122,9 +122,9 @@ def _write_repository(git: Path, *, tree: Mapping[str, bytes], objects: list[_Ob
     for folder in ("objects/info", "objects/pack", "refs/heads", "refs/tags", "info"):
         (git / folder).mkdir(parents=True)
     for object_id, data in dict(objects).items():
-        folder = git / "objects" / object_id[:2]
-        folder.mkdir(exist_ok=True)
-        (folder / object_id[2:]).write_bytes(zlib.compress(data, 1))
+        shelf = git / "objects" / object_id[:2]
+        shelf.mkdir(exist_ok=True)
+        (shelf / object_id[2:]).write_bytes(zlib.compress(data, 1))
     (git / "HEAD").write_text("ref: refs/heads/main\n")
     (git / "refs/heads/main").write_text(objects[-1][0] + "\n")
     (git / "config").write_text(_CONFIG)

@@ -5,14 +5,11 @@
     result = await sandbox.exec(command_line(task, remove_tests=True), stdin=run_input(nonce, ids), ...)
     results = parse_report(result.stdout, nonce=nonce, ids=ids)
 
-"functions" runs runner_functions.py: code under test can make a test fail but not pass. "pytest" runs pytest_runner.py,
-whose tests share a process with the code under test; its text tells what that leaves open.
+The scripts, and what each of them protects against: swe_rl/tasks/runner.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib.resources
 import json
 import secrets
 import shlex
@@ -20,19 +17,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from swe_rl.errors import ConfigError
-from swe_rl.tasks import pytest_runner
+from swe_rl.tasks import runner
 from swe_rl.types import Task
 
 if TYPE_CHECKING:
-    RUNNER_SOURCE: str  # text of runner_functions.py
+    RUNNER_SOURCE: str  # text of the script for plain test functions
 
 RUNNER_PATH = "/tmp/.runner.py"
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    status: str  # passed | failed | error | missing, and xfailed | xpassed | skipped from pytest; only passed is a pass
+    status: str  # passed | failed | error | missing (skipped tests too)
     message: str = ""  # one short line
 
 
@@ -43,14 +39,9 @@ def __getattr__(name: str) -> str:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-@functools.cache
 def runner_source(test_runner: str) -> str:
     """Text of the script for Task.test_runner. Raises ConfigError for an unknown one."""
-    if test_runner == "functions":
-        return importlib.resources.files("swe_rl.tasks").joinpath("runner_functions.py").read_text(encoding="utf-8")
-    if test_runner == "pytest":
-        return pytest_runner.RUNNER_SOURCE
-    raise ConfigError(f"test_runner={test_runner!r} is unknown: use functions or pytest")
+    return runner.bundle(test_runner)
 
 
 def new_nonce() -> str:
