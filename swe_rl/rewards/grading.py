@@ -8,6 +8,7 @@ and in the end SandboxError. Never 0.
 from __future__ import annotations
 
 import asyncio
+import errno
 import shlex
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -19,10 +20,18 @@ from swe_rl.protocols import Sandbox
 from swe_rl.rewards.cache import ResultCache, result_key
 from swe_rl.rewards.patch import CLEAN_ENV
 from swe_rl.rewards.policy import FilteredPatch, filter_patch
-from swe_rl.tasks.test_runner import TestResult, parse_report, runner_call
+from swe_rl.tasks.test_runner import (
+    RUNNER_PATH,
+    Verdict,
+    command_line,
+    new_nonce,
+    parse_report,
+    run_input,
+    runner_source,
+)
 from swe_rl.types import ExecResult, Reward, SandboxSpec, Task
 
-REPORT_BYTES = 4 << 20  # room for the report of some ten thousand tests
+REPORT_BYTES = 2 << 20  # room for the report of some ten thousand tests
 APPLY_TIMEOUT_S = 30.0
 RETRY_PAUSE_S = 0.2  # before the second attempt, doubled each time
 
@@ -33,6 +42,7 @@ _APPLY = (
     f"exec {CLEAN_ENV} git -c core.autocrlf=false -c core.fileMode=true apply --whitespace=nowarn -"
 )
 _CANNOT_START = (126, 127)  # no interpreter, no git, no workspace: nothing of the agent's ran yet
+_BLOCKED_BY_PATCH = (errno.ENOTDIR, errno.EISDIR, errno.ENOSPC, errno.EACCES)  # files of the patch stand in the way
 
 OpenSandbox = Callable[[SandboxSpec], AbstractAsyncContextManager[Sandbox]]
 
@@ -48,7 +58,7 @@ class _Attempt:
     """How one fresh sandbox judged the patch."""
 
     terms: Mapping[str, float]
-    report: Mapping[str, TestResult] | None = None  # by test id; None: the tests came to no end
+    report: Mapping[str, Verdict] | None = None  # by test id; None: the tests came to no end
 
 
 async def grade(
@@ -160,17 +170,20 @@ async def _attempt(task: Task, patch: bytes, sandbox: Sandbox, limit_s: float) -
         applied = _answered(await sandbox.exec(command, timeout_s=APPLY_TIMEOUT_S, cwd="/", stdin=patch))
         if applied.exit_code != 0:
             return _Attempt({"apply_failed": 1.0})
-    for path, data in task.hidden_files.items():
-        await sandbox.write_file(f"{task.workdir}/{path}", data)
-    call = runner_call(task, [*task.fail_to_pass, *task.pass_to_pass], remove_tests=True, timeout_s=limit_s)
-    await sandbox.write_file(call.path, call.source.encode())
-    result = _answered(await sandbox.exec(call.command, timeout_s=limit_s, cwd=task.workdir, stdin=call.stdin))
+    hidden = {f"{task.workdir}/{path}": data for path, data in task.hidden_files.items()}
+    for path, data in (hidden | {RUNNER_PATH: runner_source(task.test_runner).encode()}).items():
+        try:
+            await sandbox.write_file(path, data)
+        except OSError as err:
+            if err.errno in _BLOCKED_BY_PATCH:
+                return _Attempt({"tests_blocked": 1.0})
+            raise SandboxError(f"writing {path} failed: {err}") from err
+    nonce, ids = new_nonce(), [*task.fail_to_pass, *task.pass_to_pass]
+    command = command_line(task, remove_tests=True)
+    result = _answered(await sandbox.exec(command, timeout_s=limit_s, cwd=task.workdir, stdin=run_input(nonce, ids)))
     if result.outcome not in ("ok", "nonzero"):
         return _Attempt({result.outcome: 1.0})
-    text = result.stdout
-    if call.report_file:
-        text = _answered(await sandbox.exec(f"cat {shlex.quote(call.report_file)}", cwd="/")).stdout
-    report = parse_report(text, nonce=call.nonce, ids=call.tests)
+    report = parse_report(result.stdout, nonce=nonce, ids=ids)
     return _Attempt({"incomplete": 1.0}) if report is None else _Attempt({}, report)
 
 

@@ -131,7 +131,10 @@ async def _collect(sandbox: Sandbox, result: ExecResult) -> bytes:
         raise PatchError(f"the diff could not be made: {reason} {detail}".strip(), reason=reason)
     size, _, path = detail.partition(" ")
     inline = size == str(len(result.stdout))
-    patch = result.stdout if inline else await sandbox.read_file(path)
+    try:
+        patch = result.stdout if inline else await sandbox.read_file(path)
+    except OSError as err:  # something of the agent's still runs and took the file away
+        raise PatchError(f"the diff could not be read: {err}", reason="unreadable") from err
     if not size.isdigit() or len(patch) != int(size):
         raise SandboxError(f"the diff arrived incomplete: {len(patch)} bytes, announced {size!r}")
     return patch

@@ -84,7 +84,7 @@ def _judge_path(path: bytes, part: FilePatch, hidden: frozenset[bytes], modules:
     *folders, name = path.split(b"/")
     if not _JUNK_DIRS.isdisjoint(folders) or name.endswith(_JUNK_SUFFIXES):
         return "drop"
-    if path in hidden or any(other.startswith(path + b"/") for other in hidden):
+    if path in hidden or any(other.startswith(path + b"/") or path.startswith(other + b"/") for other in hidden):
         return "tamper"
     if name.lower() in _CONFIG_NAMES or name.endswith(b".pth") or b".git" in (*folders, name):
         return "tamper"

@@ -46,6 +46,7 @@ TAMPER = {
     "mode of test": b"diff --git a/tests/a.py b/tests/a.py\nold mode 100644\nnew mode 100755\n",
     "hidden file": new_file("checks/secret.py"),
     "file instead of hidden folder": new_file("checks", "../elsewhere", mode="120000"),
+    "folder instead of hidden file": new_file("checks/secret.py/x.py"),
     "link to tests": new_file("pkg/here", "../tests", mode="120000"),
     "link outside": new_file("pkg/here", "../../etc/passwd", mode="120000"),
     "absolute link": new_file("pkg/here", "/proc/self/environ", mode="120000"),
