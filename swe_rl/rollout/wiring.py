@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 from swe_rl.agents.environment import SweEnvironment
@@ -18,7 +18,7 @@ from swe_rl.errors import SandboxError
 from swe_rl.protocols import Sandbox
 from swe_rl.rewards import extract_patch, grade
 from swe_rl.rollout.runner import RolloutParts
-from swe_rl.tasks import materialize
+from swe_rl.tasks import materialize, task_spec
 from swe_rl.types import Limits, Reward, SandboxSpec, Task
 
 
@@ -28,9 +28,7 @@ class Pool(Protocol):
     def lease(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]: ...
 
 
-def rollout_parts(
-    cfg: TrainConfig, *, pool: Pool, renderer: ChatRenderer, trees: str | os.PathLike[str]
-) -> RolloutParts:
+def rollout_parts(cfg: TrainConfig, *, pool: Pool, renderer: ChatRenderer, trees: str | Path) -> RolloutParts:
     """Parts as configured. `pool` bounds the sandboxes of episodes and grading together; `trees` holds materialised
     tasks."""
     action_format = FORMATS[cfg.agent.action_format]
@@ -68,7 +66,7 @@ def rollout_parts(
     )
 
 
-def sandbox_spec(task: Task, cfg: SandboxConfig, *, trees: str | os.PathLike[str]) -> SandboxSpec:
+def sandbox_spec(task: Task, cfg: SandboxConfig, *, trees: str | Path) -> SandboxSpec:
     """Spec of a sandbox with the task's tree under its workdir; writes the tree to `trees` if it is not there yet."""
     limits = Limits(
         command_s=cfg.command_s,
@@ -78,17 +76,15 @@ def sandbox_spec(task: Task, cfg: SandboxConfig, *, trees: str | os.PathLike[str
         output_bytes=cfg.output_kib << 10,
         lease_s=cfg.lease_s,
     )
-    return SandboxSpec(
+    base = SandboxSpec(
         backend=cfg.backend,  # type: ignore[arg-type]  # validated with the configuration
-        image=task.image,
-        workdir=task.workdir,
-        layers=(str(materialize(task, trees)),),
         limits=limits,
         isolation=cfg.isolation,  # type: ignore[arg-type]
     )
+    return task_spec(task, base, tree=materialize(task, trees))
 
 
-async def _spec(task: Task, cfg: SandboxConfig, trees: str | os.PathLike[str]) -> SandboxSpec:
+async def _spec(task: Task, cfg: SandboxConfig, trees: str | Path) -> SandboxSpec:
     try:
         return await asyncio.to_thread(partial(sandbox_spec, task, cfg, trees=trees))
     except OSError as err:  # disk full and the like: the machine's failure

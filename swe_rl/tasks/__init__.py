@@ -10,12 +10,13 @@ from typing import Any
 
 from swe_rl.errors import ConfigError
 from swe_rl.tasks import minirepo
+from swe_rl.tasks.environment import task_spec
 from swe_rl.tasks.patches import tree_diff
 from swe_rl.tasks.repository import materialize, tree_commit
 from swe_rl.tasks.store import read_tasks, write_tasks
 from swe_rl.types import Task
 
-__all__ = ["load_tasks", "materialize", "read_tasks", "tree_commit", "tree_diff", "write_tasks"]
+__all__ = ["load_tasks", "materialize", "read_tasks", "task_spec", "tree_commit", "tree_diff", "write_tasks"]
 
 _FIELDS = frozenset(field.name for field in fields(Task)) - {"meta", "tree", "hidden_files", "gold_patch"}
 _SCAN_FACTOR = 200  # tasks of the endless source looked at per task asked for, before a filter counts as empty

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.errors import ConfigError
+from swe_rl.tasks.environment import resolve_mounts
 from swe_rl.tasks.patches import tree_diff
 from swe_rl.types import Task
 
@@ -105,7 +106,7 @@ def _from_row(row: Mapping[str, Any], root: Path, tars: dict[str, Mapping[str, b
         kind=row["kind"],
         test_runner=row["test_runner"],
         timeout_s=float(row["timeout_s"]),
-        meta=row["meta"],
+        meta=resolve_mounts(row["meta"], root),
     )
 
 
