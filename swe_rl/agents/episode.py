@@ -7,6 +7,7 @@ the exact ids of turn n. Sampled ids are decoded to find the action and are neve
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ from swe_rl.config import AgentConfig
 from swe_rl.errors import EngineError, InvariantError, SandboxError
 from swe_rl.protocols import Environment, EnvStep, Policy, SamplingParams
 from swe_rl.types import Completion, StopReason, Task, Trajectory, Turn
+
+log = logging.getLogger(__name__)
 
 
 async def run_episode(
@@ -49,7 +52,7 @@ async def run_episode(
     except (SandboxError, EngineError) as err:
         end = End(StopReason.INFRA_ERROR, repr(err))
     finally:
-        await asyncio.shield(policy.release(trajectory_id))
+        await _release(policy, trajectory_id)
     return Trajectory(
         trajectory_id=trajectory_id,
         task_id=task.task_id,
@@ -139,6 +142,14 @@ class _Episode:
             yield
         finally:
             self.timings[key] += time.monotonic() - start
+
+
+async def _release(policy: Policy, session: str) -> None:
+    """Also runs while a cancellation is under way. An engine that has failed holds nothing to free."""
+    try:
+        await asyncio.shield(policy.release(session))
+    except EngineError as err:
+        log.warning("session %s was not released: %s", session, err)
 
 
 def _too_many(errors: list[FormatError]) -> End:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,7 +73,7 @@ class Collector:
         step: int,
         temperature: float = 1.0,
         ordered: bool = False,
-    ) -> AsyncIterator[TrajectoryGroup]:
+    ) -> AsyncGenerator[TrajectoryGroup, None]:
         """Groups of all tasks as they finish, or in the order of `tasks`. Task ids must differ within a step.
 
         Only as many groups as fill `concurrency` are under way. After `drain` the iteration ends early; what finished

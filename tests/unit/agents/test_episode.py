@@ -177,6 +177,20 @@ class Broken(ScriptedPolicy):
         )
 
 
+class Dead(ScriptedPolicy):
+    async def generate(self, *args: Any, **kwargs: Any) -> Completion:
+        raise EngineError("dead")
+
+    async def release(self, session: str) -> None:
+        raise EngineError("dead")
+
+
+async def test_a_dead_engine_is_infrastructure() -> None:
+    got = await play(Dead([]), FakeEnvironment([DONE]))
+    assert got.stop_reason is StopReason.INFRA_ERROR
+    assert got.detail == "EngineError('dead')"
+
+
 async def test_missing_logprob_stops_the_run() -> None:
     policy = Broken([BASH])
     with pytest.raises(InvariantError):
