@@ -35,7 +35,9 @@ def oracle_replacements(task: Task) -> list[Replacement]:
     found: list[Replacement] = []
     for file in PatchSet(task.gold_patch.decode()):
         if not file.is_modified_file or file.path not in task.tree:
-            raise ConfigError(f"task {task.task_id}: the gold patch is no plain edit of {file.path}; the oracle cannot play it")
+            raise ConfigError(
+                f"task {task.task_id}: the gold patch is no plain edit of {file.path}; the oracle cannot play it"
+            )
         lines = task.tree[file.path].decode().splitlines(keepends=True)
         found.extend(_replacement(task, file.path, lines, hunk) for hunk in file)
     return found
@@ -55,7 +57,9 @@ def _replacement(task: Task, path: str, lines: list[str], hunk: Hunk) -> Replace
         if old and text.count(old) == 1:
             return Replacement(path=path, old=old, new=new, first_line=start, last_line=start + old.count("\n") - 1)
         if before == 0 and after == len(body):
-            raise ConfigError(f"task {task.task_id}: a hunk of the gold patch is not unique in {path}; give it more context")
+            raise ConfigError(
+                f"task {task.task_id}: a hunk of the gold patch is not unique in {path}; give it more context"
+            )
         before, after = max(before - 1, 0), min(after + 1, len(body))
 
 
