@@ -33,14 +33,13 @@ if TYPE_CHECKING:
 
 
 class EmbeddedEngine:
-    """Implements Policy. Takes its own copy of `model`, in `cfg.dtype`; `max_context` bounds prompt plus sampled tokens.
+    """Implements Policy. Takes its own copy of `model`, in `cfg.dtype`; `max_context` bounds prompt plus sampled
+    tokens.
 
     All methods are for the event loop's thread. An async context manager; `close` ends the thread.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, cfg: EngineConfig, *, max_context: int, policy_version: int = 0
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, cfg: EngineConfig, *, max_context: int, policy_version: int = 0) -> None:
         runner = SlotRunner(
             model,
             num_slots=cfg.num_slots,

@@ -1,10 +1,7 @@
-"""Runs rows (one token of some slot each) through the model, always in one of two fixed shapes.
+"""Runs rows (one token of some slot each) through the model, always in one of a few fixed shapes.
 
-Bit-exactness. A row's result must not depend on its neighbours, its place or how many rows there are. What was found
-on CPU (MKL and oneDNN products, fp32 and bf16, 1 and 2 threads): a row of a matrix product never depends on its place or
-on the other rows; it does depend on the row COUNT below 16 rows, and above for some shapes (K is split over threads).
-Hence at least 16 rows, two fixed counts, and `_probe`, which compares their bits on this machine with this model and
-gives up the larger count where they differ. Attention handles each (row, key-value head) alone, see models.attention.
+A row's result must not depend on its neighbours, its place or how many rows there are: inference.probe tells which
+shapes keep that promise on this machine. Attention handles each (row, key-value head) alone, see models.attention.
 """
 
 from __future__ import annotations
@@ -13,14 +10,24 @@ import copy
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from swe_rl.errors import ConfigError, EngineError
-from swe_rl.models.attention import SLOTS, SlotBlock, SlotCache, SlotRows, register
+from swe_rl.inference import probe
+from swe_rl.models.attention import (
+    FINE_SPAN_BLOCK,
+    SLOTS,
+    SPAN_BLOCK,
+    SlotBlock,
+    SlotCache,
+    SlotRows,
+    additive_mask,
+    register,
+)
 from swe_rl.models.forward import head_weight
 
 if TYPE_CHECKING:
@@ -29,6 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MIN_ROWS = 16  # below, matrix kernels change with the number of rows
+RUN_SLOTS = 8  # decoded together by one attention call; small groups, as each looks as far as its longest context
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -42,7 +50,7 @@ class Chunk:
 
 
 class SlotRunner:
-    """Holds the engine's own copy of the weights, the slot cache and the two shapes."""
+    """Holds the engine's own copy of the weights, the slot cache and the row counts that may be used."""
 
     def __init__(
         self, model: PreTrainedModel, *, num_slots: int, prefill_chunk: int, max_context: int, dtype: str
@@ -52,8 +60,7 @@ class SlotRunner:
         if num_slots < 1 or prefill_chunk < 1 or max_context < 2:
             raise ConfigError("engine.num_slots and engine.prefill_chunk must be >= 1, the context length >= 2")
         register()
-        self.model: PreTrainedModel = copy.deepcopy(model).to(DTYPES[dtype]).eval().requires_grad_(False)
-        self.model.config._attn_implementation = SLOTS
+        self.model: PreTrainedModel = _engine_copy(model, DTYPES[dtype])
         config, self.device = self.model.config, self.model.device
         self.vocab_size: int = head_weight(self.model).shape[0]
         self.num_slots, self.max_context = num_slots, max_context
@@ -67,7 +74,7 @@ class SlotRunner:
             device=self.device,
         )
         self.small_rows = max(num_slots, MIN_ROWS)
-        self.large_rows = self._probe(prefill_chunk)
+        self._probe(prefill_chunk, num_heads=config.num_attention_heads)
 
     def forward(self, decode: Sequence[Chunk], prefill: Sequence[Chunk]) -> tuple[Tensor, int]:
         """Computes all tokens and stores their keys and values. `decode` chunks hold one token each, slots ascending.
@@ -76,7 +83,7 @@ class SlotRunner:
         """
         chunks = [*decode, *prefill]
         real = sum(len(chunk.ids) for chunk in chunks)
-        rows = self.small_rows if real <= self.small_rows else self.large_rows
+        rows = next(count for count in self.row_counts if count >= real)
         ids = [token for chunk in chunks for token in chunk.ids]
         slots = [chunk.slot for chunk in chunks for _ in chunk.ids]
         positions = [chunk.start + offset for chunk in chunks for offset in range(len(chunk.ids))]
@@ -96,10 +103,14 @@ class SlotRunner:
         unique = dict(self.model.named_parameters())
         unknown, missing = set(weights) - set(params), set(unique) - set(weights)
         if unknown or missing:
-            raise EngineError(f"weight update: unknown names {sorted(unknown)[:3]}, missing names {sorted(missing)[:3]}")
+            raise EngineError(
+                f"weight update: unknown names {sorted(unknown)[:3]}, missing names {sorted(missing)[:3]}"
+            )
         for name, value in weights.items():
             if params[name].shape != value.shape:
-                raise EngineError(f"weight update: {name} has shape {tuple(value.shape)}, not {tuple(params[name].shape)}")
+                raise EngineError(
+                    f"weight update: {name} has shape {tuple(value.shape)}, not {tuple(params[name].shape)}"
+                )
             params[name].data.copy_(value)
         self.cache.clear()
 
@@ -109,17 +120,13 @@ class SlotRunner:
         """Hidden states [R, H]; blocks of the attention are runs of neighbouring decode slots, then prefill chunks."""
         device = self.device
         rows = SlotRows(cache=self.cache, slot_ids=slots.to(device), positions=positions.to(device))
-        span = self.cache.span(max((chunk.start + len(chunk.ids) for chunk in (*decode, *prefill)), default=1))
-        visible = torch.arange(span, device=device)[None, :] <= rows.positions[:, None]
-        dtype = self.cache.keys.dtype
-        mask = torch.where(visible, 0.0, float("-inf")).to(dtype)[:, None, None, :]
-        for start, stop in _runs([chunk.slot for chunk in decode]):
-            first = decode[start].slot
-            rows.blocks.append(SlotBlock(start, stop, first, first + stop - start, mask[start:stop]))
-        start = len(decode)
-        for chunk in prefill:
-            stop = start + len(chunk.ids)
-            rows.blocks.append(SlotBlock(start, stop, chunk.slot, chunk.slot + 1, mask[start:stop]))
+        chunks = [(chunk.slot, 1, len(chunk.ids), chunk.start + len(chunk.ids)) for chunk in prefill]
+        runs = [(decode[a].slot, b - a, b - a, max(c.start for c in decode[a:b]) + 1) for a, b in _runs(decode)]
+        start = 0
+        for slot, num_slots, num_rows, length in [*runs, *chunks]:
+            stop = start + num_rows
+            mask = additive_mask(rows.positions[start:stop], self.cache.span(length), self.cache.keys.dtype)
+            rows.blocks.append(SlotBlock(start, stop, slot, slot + num_slots, mask))
             start = stop
         out = self.model.base_model(
             input_ids=ids.to(device)[None], position_ids=rows.positions[None], use_cache=False, slot_rows=rows
@@ -128,22 +135,22 @@ class SlotRunner:
         return hidden
 
     @torch.inference_mode()
-    def _probe(self, prefill_chunk: int) -> int:
-        """The larger row count: small_rows + prefill_chunk, or less where the bits of a row would change with it."""
-        tokens = [(7 * i + 3) % self.vocab_size for i in range(min(8, self.max_context - 1))]
-        want = self._probe_rows(self.small_rows, tokens, slot=0)
-        chunk = prefill_chunk
-        while chunk > 0:
-            got = self._probe_rows(self.small_rows + chunk, tokens, slot=self.num_slots - 1)
-            if torch.equal(want, got):
-                break
-            chunk //= 2
+    def _probe(self, prefill_chunk: int, *, num_heads: int) -> None:
+        """Chooses row counts and the span block; see inference.probe."""
+        fine = probe.spans_keep_bits(self.cache, num_heads=num_heads)
+        self.cache.span_block = FINE_SPAN_BLOCK if fine else SPAN_BLOCK
         self.cache.clear()
-        if chunk < prefill_chunk:
-            log.info("engine.prefill_chunk: using %d, not %d: rows would not be bit-equal here", chunk, prefill_chunk)
-        return self.small_rows + chunk
+        tokens = [(7 * i + 3) % self.vocab_size for i in range(min(8, self.max_context - 1))]
+        wanted = sorted({self.small_rows + prefill_chunk // part for part in (1, 2, 4)} - {self.small_rows})
+        first = self._probe_rows(self.small_rows, tokens, slot=0)
+        last = self.num_slots - 1
+        equal = [rows for rows in wanted if torch.equal(first, self._probe_rows(rows, tokens, slot=last))]
+        self.row_counts = [self.small_rows, *equal]
+        self.cache.clear()
+        log.info("engine rows per call: %s of %s; fine spans: %s", self.row_counts, wanted, fine)
 
     def _probe_rows(self, rows: int, tokens: Sequence[int], *, slot: int) -> Tensor:
+        """Hidden states of `tokens` in `slot`, computed among `rows` rows."""
         padding = rows - len(tokens)
         return self._hidden(
             torch.tensor([*tokens, *([1] * padding)]),
@@ -154,7 +161,16 @@ class SlotRunner:
         )[: len(tokens)]
 
 
-def _runs(slots: Sequence[int]) -> list[tuple[int, int]]:
-    """Index ranges of `slots` (ascending) whose values are consecutive."""
-    starts = [i for i, slot in enumerate(slots) if i == 0 or slots[i - 1] != slot - 1]
+def _engine_copy(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    engine_model: Any = copy.deepcopy(model)
+    engine_model.to(dtype).eval().requires_grad_(False)
+    engine_model.config._attn_implementation = SLOTS
+    own: PreTrainedModel = engine_model
+    return own
+
+
+def _runs(chunks: Sequence[Chunk]) -> list[tuple[int, int]]:
+    """Index ranges of chunks (slots ascending) whose slots are neighbours of one group of RUN_SLOTS."""
+    slots = [chunk.slot for chunk in chunks]
+    starts = [i for i, slot in enumerate(slots) if i == 0 or slots[i - 1] != slot - 1 or slot % RUN_SLOTS == 0]
     return list(zip(starts, [*starts[1:], len(slots)], strict=False))

@@ -1,8 +1,8 @@
 """Sampling that depends on one row's logits and one counter only: the k-th token of a turn is a function of its seed.
 
 Inverse transform sampling: with u uniform in [0, 1), the token is the first v whose cumulative probability exceeds u.
-u comes from a counter-based generator (SplitMix64's finaliser, Steele, Lea and Flood 2014), so no generator state is kept
-and nothing that happens to other rows can shift it.
+u comes from a counter-based generator (SplitMix64's finaliser, Steele, Lea and Flood 2014), so no generator state is
+kept and nothing that happens to other rows can shift it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def sample(logits: Tensor, temperatures: Tensor, draws: Tensor) -> tuple[Tensor,
     """Draws one token per row.
 
     logits [R, V]; temperatures [R] fp32, 0 is greedy; draws [R] fp64 in [0, 1).
-    Returns ids [R] i64 and their logprobs [R] fp32: log softmax(logits / temperature), for greedy rows at temperature 1.
+    Returns ids [R] i64 and their logprobs [R] fp32: log softmax(logits / temperature), for greedy rows at temperature
+    1.
     """
     greedy = temperatures == 0
     scale = torch.where(greedy, 1.0, temperatures)

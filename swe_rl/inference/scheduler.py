@@ -1,10 +1,10 @@
 """Which tokens to compute next. Synchronous and single-threaded; inference.embedded drives it from one thread.
 
-An episode (session) owns a slot from its first request until it is released. The keys and values of its context stay there,
-so a token is computed once: `Session.ids` are the ids whose keys and values are in the slot, and a request only computes
-what lies behind them. The last token of the context is the input of the next decode step. Sessions without a slot wait;
-when every slot is owned and no request runs, the session that was idle longest loses its slot and is recomputed when it
-comes back, so nothing can wait forever.
+An episode (session) owns a slot from its first request until it is released. The keys and values of its context stay
+there, so a token is computed once: `Session.ids` are the ids whose keys and values are in the slot, and a request
+computes only what lies behind them. The last token of the context is the input of the next decode step. Sessions
+without a slot wait; when every slot is owned and no request runs, the session that was idle longest loses its slot and
+is recomputed when it comes back, so nothing can wait forever.
 """
 
 from __future__ import annotations
@@ -23,18 +23,22 @@ from swe_rl.inference.sampling import sample, uniforms
 from swe_rl.protocols import SamplingParams
 from swe_rl.types import Completion
 
+MIN_SHARED = 16  # tokens; shorter common prefixes are computed again
+
 
 @dataclass(slots=True)
 class EngineCounters:
-    """Since the engine was made; all in tokens but the last two."""
+    """Since the engine was made."""
 
     tokens_computed: int = 0  # went through the model, recomputation included, padding not
     tokens_padded: int = 0
     tokens_sampled: int = 0
+    tokens_shared: int = 0  # copied from another session's slot instead of being computed
     recomputed: int = 0  # part of tokens_computed: had been computed before
     decode_steps: int = 0  # forward passes that sampled
     forward_calls: int = 0
     preemptions: int = 0  # slots taken from idle sessions
+    prefix_breaks: int = 0  # prompts that did not start with what their session had computed
 
 
 @dataclass(slots=True, eq=False)
@@ -90,9 +94,9 @@ class SlotScheduler:
             return
         session.request, session.context = request, list(request.prompt_ids)
         keep = min(_common_prefix(session.ids, session.context), len(session.context) - 1)
-        if keep < min(len(session.ids), len(session.context) - 1):
-            session.high_water = keep  # a different continuation: what follows is new
-            self.counters.recomputed += 0
+        if keep < len(session.ids):  # a different continuation: what follows is new
+            self.counters.prefix_breaks += 1
+            session.high_water = keep
         del session.ids[keep:]
         (self._running if session.slot is not None else self._waiting).append(session)
 
@@ -133,7 +137,7 @@ class SlotScheduler:
         self._admit()
         decoding = sorted((s for s in self._running if s.num_pending == 0), key=_slot)
         decode = [Chunk(_slot(s), len(s.ids), s.context[-1:]) for s in decoding]
-        prefill, prefilling = self._plan_prefill(room=self.runner.large_rows - len(decode))
+        prefill, prefilling = self._plan_prefill(room=self.runner.row_counts[-1] - len(decode))
         if not decode and not prefill:
             return
         logits, padding = self.runner.forward(decode, prefill)
@@ -168,6 +172,8 @@ class SlotScheduler:
         chunks: list[Chunk] = []
         sessions: list[Session] = []
         for session in self._running:
+            if session.num_pending > 0 and not session.ids and self._share_prefix(session):
+                continue
             count = min(session.num_pending, room)
             if count > 0:
                 start = len(session.ids)
@@ -175,6 +181,27 @@ class SlotScheduler:
                 sessions.append(session)
                 room -= count
         return chunks, sessions
+
+    def _share_prefix(self, session: Session) -> bool:
+        """Copies the longest computed prefix that another slot holds; True when it is better to wait for one.
+
+        The episodes of a group start from one prompt, so it is computed once. Only a session that is earlier in the
+        queue is waited for, and the first waits for nobody.
+        """
+        limit = len(session.context) - 1
+        donors = [(_common_prefix(s.ids, session.context), s) for s in self._sessions.values() if s.ids]
+        length, donor = max(donors, key=lambda pair: pair[0], default=(0, None))
+        earlier = self._running[: self._running.index(session)]
+        coming = max((_common_prefix(s.context, session.context) for s in earlier if s.num_pending > 0), default=0)
+        if min(coming, limit) >= length + MIN_SHARED:
+            return True
+        length = min(length, limit)
+        if donor is not None and length >= MIN_SHARED:
+            self.runner.cache.copy_prefix(source=_slot(donor), target=_slot(session), length=length)
+            session.ids = session.context[:length]
+            session.high_water = max(session.high_water, length)
+            self.counters.tokens_shared += length
+        return False
 
     def _count(self, padding: int, done: list[tuple[Session, Chunk]]) -> None:
         self.counters.forward_calls += 1
@@ -203,7 +230,9 @@ class SlotScheduler:
         if request is None:
             return
         if not math.isfinite(logprob):
-            raise InvariantError(f"non-finite logprob in session {session.name!r}, policy version {self.policy_version}")
+            raise InvariantError(
+                f"non-finite logprob in session {session.name!r}, policy version {self.policy_version}"
+            )
         if request.version_first < 0:
             request.version_first = self.policy_version
         request.version_last = self.policy_version

@@ -11,6 +11,7 @@ heads, D head dim, L layers. Query head h reads key-value head h // (Hq / Hkv), 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,9 +21,12 @@ from torch import Tensor, nn
 PACKED = "swe_rl_packed"
 SLOTS = "swe_rl_slots"
 
-# The CPU kernel of scaled_dot_product_attention walks over keys in blocks of this many. Spans that are multiples of it
-# only add fully masked blocks, which leave every bit of a row unchanged.
+# Spans (keys looked at by a call) are multiples of one of these. The CPU kernel of scaled_dot_product_attention walks
+# over keys in blocks of 512: more whole blocks are fully masked ones, which change no bit. Shorter spans change the
+# size of the last block only; that this changes no bit either is a property of the matrix kernels, which the engine
+# checks on start-up (inference.probe) before it uses them.
 SPAN_BLOCK = 512
+FINE_SPAN_BLOCK = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,7 @@ class SlotCache:
         length = -(-(max_context + 1) // 16) * 16  # whole cache lines per head, so that every slot is aligned alike
         shape = (num_layers, num_slots, num_kv_heads, length, head_dim)
         self.max_context = max_context
+        self.span_block = SPAN_BLOCK
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
 
@@ -59,7 +64,18 @@ class SlotCache:
 
     def span(self, length: int) -> int:
         """Keys to look at so that `length` are covered and the bits of a row do not depend on it."""
-        return min(-(-length // SPAN_BLOCK) * SPAN_BLOCK, self.max_context)
+        return min(-(-length // self.span_block) * self.span_block, self.max_context)
+
+    def copy_prefix(self, *, source: int, target: int, length: int) -> None:
+        """Gives slot `target` the first `length` keys and values of slot `source`."""
+        self.keys[:, target, :, :length] = self.keys[:, source, :, :length]
+        self.values[:, target, :, :length] = self.values[:, source, :, :length]
+
+
+def additive_mask(positions: Tensor, span: int, dtype: torch.dtype) -> Tensor:
+    """0 up to and including each row's position, -inf behind it: positions [R] -> [R, 1, 1, span]."""
+    visible = torch.arange(span, device=positions.device)[None, :] <= positions[:, None]
+    return torch.where(visible, 0.0, float("-inf")).to(dtype)[:, None, None, :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +122,7 @@ def packed_attention(
     if groups > 1:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     borders = packed_segments.cu_seqlens if packed_segments is not None else (0, query.shape[2])
-    lengths = [stop - start for start, stop in zip(borders, borders[1:], strict=False)]
+    lengths = [stop - start for start, stop in pairwise(borders)]
     parts = zip(query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2), strict=True)
     outs = [
         F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, scale=scaling) for q, k, v in parts

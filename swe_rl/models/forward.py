@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,7 +26,9 @@ def packed_forward(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
     documents share keys across their borders.
     """
     if model.config._attn_implementation != PACKED:
-        raise InvariantError(f"packed_forward needs attention {PACKED!r}, the model has {model.config._attn_implementation!r}")
+        raise InvariantError(
+            f"packed_forward needs attention {PACKED!r}, the model has {model.config._attn_implementation!r}"
+        )
     _check_borders(batch)
     out = model.base_model(
         input_ids=batch.input_ids[None],
@@ -51,6 +54,6 @@ def _check_borders(batch: PackedBatch) -> None:
     if batch.kv_end.is_cuda:  # reading it would make the host wait
         return
     ends = torch.tensor(borders[1:], dtype=batch.kv_end.dtype)
-    lengths = torch.tensor([stop - start for start, stop in zip(borders, borders[1:], strict=False)])
+    lengths = torch.tensor([stop - start for start, stop in pairwise(borders)])
     if not torch.equal(batch.kv_end, ends.repeat_interleave(lengths)):
         raise InvariantError(f"{PACKED} attention supports plain documents only, kv_end describes a tree")

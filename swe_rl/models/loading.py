@@ -57,7 +57,7 @@ def _load_pretrained(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerFas
         model = AutoModelForCausalLM.from_pretrained(
             name, config=config, dtype=torch.float32, attn_implementation=PACKED
         )
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer: Any = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as err:
         if isinstance(err, ConfigError):
             raise
@@ -71,7 +71,9 @@ def check_supported(config: Any, name: str) -> None:
     """Raises ConfigError for what the attention functions or a plain linear head would silently get wrong."""
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
     if layer_types != {"full_attention"}:
-        raise ConfigError(f"model.name={name!r} has layers {sorted(layer_types)}: only full causal attention is supported")
+        raise ConfigError(
+            f"model.name={name!r} has layers {sorted(layer_types)}: only full causal attention is supported"
+        )
     for key in ("final_logit_softcapping", "attn_logit_softcapping", "logits_scaling", "logit_scale"):
         if getattr(config, key, None) not in (None, 1.0):
             raise ConfigError(f"model.name={name!r} sets {key}: only models with a plain linear head are supported")

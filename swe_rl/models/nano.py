@@ -1,15 +1,16 @@
 """The nano policy: a Qwen3-architecture model of a few million parameters and a byte-level BPE tokenizer for it.
 
-Both are built deterministically from their arguments. Nano stands in for a pretrained model: it knows nothing until it is
-warm-started.
+Both are built deterministically from their arguments. Nano stands in for a pretrained model: it knows nothing until it
+is warm-started.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -82,9 +83,10 @@ def build_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Byte-level BPE of at most `vocab_size` ids; decode(encode(x)) == x for every text.
 
-    The three ChatML markers are special tokens. Every action tag and role, and every entry of `whole_words` with and without a
-    leading space, is one token (the space variant is left out first when the vocabulary is small); the rest of the
-    budget goes to merges learned from `texts`. Raises ConfigError when the words do not fit or are not one pre-token.
+    The three ChatML markers are special tokens. Every action tag and role, and every entry of `whole_words` with and
+    without a leading space, is one token (variants that `texts` do not have are left out first when the vocabulary is
+    small); the rest of the budget goes to merges learned from `texts`. Raises ConfigError when the words do not fit or
+    are not one pre-token.
     """
     from tokenizers import AddedToken
     from transformers import PreTrainedTokenizerFast
@@ -121,7 +123,9 @@ def _choose_whole(counts: Counter[str], whole_words: Sequence[str], *, room: int
         optional += [v for v in variants if v not in seen]
     needed = list(dict.fromkeys(needed))
     if len(needed) > room:
-        raise ConfigError(f"model.vocab_size is too small for {len(needed)} whole words: add at least {len(needed) - room}")
+        raise ConfigError(
+            f"model.vocab_size is too small for {len(needed)} whole words: add at least {len(needed) - room}"
+        )
     return list(dict.fromkeys(needed + optional))[:room]
 
 
@@ -141,11 +145,11 @@ def _train(counts: Counter[str], whole: Sequence[str], *, vocab_size: int) -> To
     skip = set(whole)
     # Sorted and repeated by count: the result depends on the counts only, not on the order of the texts.
     learner.train_from_iterator((p for p in sorted(counts) if p not in skip for _ in range(counts[p])), trainer)
-    learned = _model_state(learner)
+    learned: dict[str, Any] = json.loads(learner.to_str())["model"]
     vocab: dict[str, int] = dict(sorted(learned["vocab"].items(), key=lambda item: item[1]))
     for word in whole:
         vocab.setdefault(_byte_text(byte_level, word), len(vocab))
-    merges = [tuple(pair) for pair in learned["merges"]]
+    merges = [(left, right) for left, right in learned["merges"]]
     # ignore_merges: a pre-token found in the vocabulary is that token, whatever the merges would make of it.
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=True))
     split = pre_tokenizers.Split(Regex(PRE_TOKEN), behavior="isolated")
@@ -154,13 +158,6 @@ def _train(counts: Counter[str], whole: Sequence[str], *, vocab_size: int) -> To
     return tokenizer
 
 
-def _model_state(tokenizer: Tokenizer) -> dict[str, list[list[str]] | dict[str, int]]:
-    import json
-
-    state: dict[str, list[list[str]] | dict[str, int]] = json.loads(tokenizer.to_str())["model"]
-    return state
-
-
-def _byte_text(byte_level: object, word: str) -> str:
+def _byte_text(byte_level: Any, word: str) -> str:
     """The word in the printable byte alphabet of byte-level BPE."""
-    return "".join(piece for piece, _ in byte_level.pre_tokenize_str(word))  # type: ignore[attr-defined]
+    return "".join(piece for piece, _ in byte_level.pre_tokenize_str(word))

@@ -1,0 +1,46 @@
+"""Which shapes leave the bits of a row alone on this machine.
+
+The promise "an episode alone and among fifteen others: same ids, bit-equal logprobs" rests on kernels that nobody
+specified. Found on an x86 CPU with torch 2.13 (MKL for fp32, oneDNN for bf16; 1 and 2 threads; sizes of nano and
+SmolLM2):
+- a row of a matrix product depends neither on its place nor on the other rows;
+- it depends on the row COUNT below 16 rows, and above for some sizes (1536 -> 576 with 2 threads: 48 and 64 rows
+  differ);
+- attention of one (row, key-value head) depends on no other, nor on masked keys behind its own.
+The engine therefore uses at least 16 rows, and checks the rest when it starts; what fails is not used.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from swe_rl.models.attention import FINE_SPAN_BLOCK, SPAN_BLOCK, SlotCache, additive_mask
+
+_PROBE_SLOTS = 4
+_POSITION_STEP = 93  # no multiple of a block size
+
+
+def spans_keep_bits(cache: SlotCache, *, num_heads: int) -> bool:
+    """Whether attention over FINE_SPAN_BLOCK steps is bit-equal to the longest span. Overwrites the cache."""
+    generator = torch.Generator().manual_seed(0)
+    keys, values = cache.keys[0, :_PROBE_SLOTS], cache.values[0, :_PROBE_SLOTS]
+    for tensor in (keys, values):
+        tensor.copy_(torch.randn(tensor.shape, generator=generator))
+    slots, num_kv_heads, _, head_dim = keys.shape
+    shape = (slots, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    query = torch.randn(shape, generator=generator).to(keys)
+    limit = min(cache.max_context, 2 * SPAN_BLOCK)
+    spans = [*range(FINE_SPAN_BLOCK, limit, FINE_SPAN_BLOCK), limit]
+    for position in range(20, limit, _POSITION_STEP):
+        positions = torch.full((slots,), position, device=keys.device)
+        outs = [
+            F.scaled_dot_product_attention(
+                query, keys[:, :, :span], values[:, :, :span], attn_mask=additive_mask(positions, span, keys.dtype)
+            )
+            for span in spans
+            if span > position
+        ]
+        if not all(torch.equal(out, outs[-1]) for out in outs):
+            return False
+    return True
