@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 import torch
@@ -39,6 +39,9 @@ class EngineCounters:
     forward_calls: int = 0
     preemptions: int = 0  # slots taken from idle sessions
     prefix_breaks: int = 0  # prompts that did not start with what their session had computed
+
+    def as_dict(self) -> dict[str, int]:
+        return asdict(self)
 
 
 @dataclass(slots=True, eq=False)
