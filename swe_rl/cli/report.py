@@ -39,6 +39,7 @@ figure{margin:0;background:var(--card);border-radius:8px;padding:.6rem .8rem}fig
 svg{width:100%;height:auto;display:block}svg text{font-size:10px;fill:var(--soft)}
 line.grid{stroke:var(--line)}line.mark{stroke:var(--soft);stroke-dasharray:3 3}
 polyline{fill:none;stroke-width:1.6}
+.key{white-space:nowrap}
 .key::before{content:"";display:inline-block;width:.7em;height:.7em;border-radius:2px;margin:0 .3em 0 .7em;
 background:currentColor}
 .c0{stroke:var(--k0);color:var(--k0)}.c1{stroke:var(--k1);color:var(--k1)}.c2{stroke:var(--k2);color:var(--k2)}

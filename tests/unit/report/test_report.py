@@ -143,10 +143,24 @@ def test_sampled_text_is_decoded_with_the_tokenizer_of_the_run(run_dir: Path) ->
     assert turns[1].context == "word3"
 
 
-def test_phases_follow_each_other_on_one_axis(run_dir: Path) -> None:
-    from swe_rl.cli.report_sections import _phase_starts
-
-    assert _phase_starts(read_run(run_dir)) == {"warm": 0, "rl": 3}
+def test_phases_share_the_axis_equally_however_long_they_are(tmp_path: Path) -> None:
+    with open_metrics(tmp_path, console=False, tensorboard=False) as log:
+        for step in range(1, 101):
+            log.log({"train/loss": 1.0 + step}, phase="warm", step=step)
+        for step in (1, 2):
+            log.log({"train/loss": 1.0 + step, "rollout/reward_mean": 0.5}, phase="rl", step=step)
+    html = report.render(read_run(tmp_path))
+    loss = re.search(r'<svg[^>]*aria-label="loss">.*?</svg>', html, flags=re.DOTALL)
+    assert loss is not None
+    assert "warm, 100 steps" in loss.group()
+    lines = [p.get("points", "").split() for p in ElementTree.fromstring(loss.group()).iter("polyline")]
+    ends = [(float(line[0].split(",")[0]), float(line[-1].split(",")[0])) for line in lines]
+    middle, right = (52 + 410) / 2, 410
+    assert ends[0][1] == pytest.approx(middle, abs=0.1)
+    assert ends[1] == pytest.approx((middle + (right - middle) / 2, right), abs=0.1)
+    reward = re.search(r'aria-label="mean reward of the rollouts">.*?</svg>', html, flags=re.DOTALL)
+    assert reward is not None
+    assert "steps" not in reward.group()  # one phase: numbers on the axis
 
 
 def test_the_command_writes_the_file_and_prints_its_path(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,7 +222,9 @@ def test_ticks_are_round_and_inside(low: float, high: float, expected: list[floa
     assert ticks(low, high) == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize(("value", "label"), [(0, "0"), (1200, "1.2k"), (3e6, "3M"), (-0.5, "-0.5"), (1e-4, "1e-4")])
+@pytest.mark.parametrize(
+    ("value", "label"), [(0, "0"), (1200, "1.2k"), (3e6, "3M"), (-0.5, "-0.5"), (1e-4, "0.0001"), (2.5e-6, "2.5e-6")]
+)
 def test_tick_labels_are_short(value: float, label: str) -> None:
     assert tick_label(value) == label
 
