@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -12,7 +15,7 @@ import pytest
 from swe_rl.errors import EngineError, InvariantError, PatchError, SandboxError, SandboxLost, SandboxUnavailable
 from swe_rl.rollout import Drained, Journal
 from swe_rl.testing import make_task
-from swe_rl.types import StopReason, TrajectoryGroup
+from swe_rl.types import StopReason, Task, TrajectoryGroup
 from tests.unit.rollout.fakes import FIX, LOOK, SUBMIT, World, make_collector
 
 GOOD = [FIX, SUBMIT]
@@ -252,4 +255,45 @@ async def test_lost_rollouts_stay_lost_after_a_resume(tmp_path: Path) -> None:
     assert first == second
     assert [item.rollout_index for item in second.trajectories] == [1, 2]
     assert policy.seeds == {}
+    journal.close()
+
+
+VICTIM = """
+import asyncio, sys
+from swe_rl.rollout import Journal
+from swe_rl.testing import make_task
+from tests.unit.rollout.fakes import World, make_collector
+from tests.unit.rollout.test_collector import by_index, make_tasks
+
+async def main():
+    collector, _ = make_collector(World(), by_index, journal=Journal(sys.argv[1]), delay_s=0.002)
+    collector._on_rollout = lambda task, trajectory: print(trajectory.trajectory_id, flush=True)
+    async for _ in collector.groups(make_tasks(), group_size=4, phase="rl", step=0):
+        pass
+
+asyncio.run(main())
+"""
+
+
+def make_tasks() -> list[Task]:
+    return [make_task(f"t{i}") for i in range(50)]
+
+
+async def test_sigkill_and_resume_repeat_no_finished_rollout(tmp_path: Path) -> None:
+    finished: set[str] = set()
+    command = [sys.executable, "-c", VICTIM, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            finished.add(line.strip())
+            if len(finished) == 57:
+                process.send_signal(signal.SIGKILL)
+    journal = Journal(tmp_path)
+    collector, policy = make_collector(World(), by_index, journal=journal)
+    got = [g async for g in collector.groups(make_tasks(), group_size=4, phase="rl", step=0, ordered=True)]
+    assert len(finished) >= 57
+    assert finished.isdisjoint({session for session, _ in policy.seeds})
+    assert collector.stats.reused >= len(finished)
+    rewards = [[item.reward.value for item in group.trajectories if item.reward] for group in got]
+    assert rewards == [[1.0, 0.0, 1.0, 0.0]] * 50
     journal.close()
