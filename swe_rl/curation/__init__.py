@@ -1,0 +1,1 @@
+"""Task synthesis: bug-fix tasks from real packages, validated in sandboxes before anybody trains on them."""

@@ -1,4 +1,4 @@
-"""From `NAME==VERSION` to the files of a source distribution in memory, and to a directory with its test requirements."""
+"""From `NAME==VERSION` to the files of a source distribution in memory, and to a directory of test requirements."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Package:
 
 
 def parse_pin(pin: str) -> tuple[str, str]:
-    """("toolz", "1.2.0") from "toolz==1.2.0". Raises ConfigError: task sets are reproducible, so versions are pinned."""
+    """("toolz", "1.2.0") from "toolz==1.2.0". Raises ConfigError: only pinned versions are reproducible."""
     match = re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9.+!_-]+)", pin.strip())
     if match is None:
         raise ConfigError(f"--package {pin!r} is not NAME==VERSION: pin an exact version, such as toolz==1.2.0")
@@ -126,7 +126,7 @@ def unpack(archive: Path) -> dict[str, bytes]:
 
 
 def requirements_layer(requirements: Sequence[str], cache_dir: Path) -> Path:
-    """Directory with `requirements` installed (pip --target), made once per list. Raises ConfigError without an index."""
+    """Directory with `requirements` installed (pip --target), made once per list. Raises ConfigError if pip fails."""
     wanted = sorted(set(requirements))
     tag = f"py{sys.version_info.major}{sys.version_info.minor}"
     digest = hashlib.sha256("\n".join((tag, *wanted)).encode()).hexdigest()[:16]
