@@ -228,7 +228,7 @@ def export(run: Run, directory: Path) -> None:
     """The present weights as a Hugging Face directory. Collective."""
     weights = run.backend.weights()
     if mesh.is_main():
-        checkpoint.export_model(directory, weights, model_config=run.backend.model.config, tokenizer=run.tokenizer)
+        checkpoint.export(directory, weights, model_config=run.backend.model.config, tokenizer=run.tokenizer)
     mesh.barrier()
 
 
