@@ -72,8 +72,8 @@ static int write_in(const char *path) {
 }
 
 static void script_file(const struct exec_request *request) {
-    int fd = (int)syscall(SYS_memfd_create, "script", 1 /* MFD_CLOEXEC */);
-    if (fd < 0 || write_all(fd, request->text, request->text_len)) stop("cannot store", "the script");
+    int fd = sys_memfd("script");
+    if (fd < 0 || write_all(fd, request->text, strlen(request->text))) stop("cannot store", "the script");
     if (fd == SCRIPT_FD ? fcntl(fd, F_SETFD, 0) : dup2(fd, SCRIPT_FD) < 0) stop("cannot store", "the script");
 }
 
@@ -82,10 +82,10 @@ static _Noreturn void run(const struct sandbox *box, const struct exec_request *
     sigset_t none;
     setsid();
     if (dup2(in, 0) < 0 || dup2(out, 1) < 0 || dup2(err, 2) < 0) _exit(126);
-    bool script = request->kind == EXEC_SHELL && request->text_len > ARGUMENT_MAX;
+    bool script = request->kind == EXEC_SHELL && strlen(request->text) > ARGUMENT_MAX;
     if (script) script_file(request);
     if (become_command(box)) stop("cannot drop", "rights");
-    syscall(SYS_close_range, script ? SCRIPT_FD + 1 : 3, ~0u, 0);
+    syscall(NR_close_range, script ? SCRIPT_FD + 1 : 3, ~0u, 0);
     signal(SIGPIPE, SIG_DFL);
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);

@@ -1,4 +1,4 @@
-/* Copy of an overlay upper directory (fork), and giving a tree to the command's user.
+/* Copies the upper directory of an overlay (fork), or a layer, with its whiteouts and opaque marks.
  *
  * The source was written by untrusted commands and may change meanwhile: every step is relative to an open
  * directory and follows no link. */
@@ -14,37 +14,33 @@
 
 #include "sandboxd.h"
 
-#define DEPTH_MAX 512 /* each level holds two descriptors and one directory stream */
+#define DEPTH_MAX 256 /* each level holds three descriptors */
 
 struct copy {
-    const char *opaque; /* the mark of a directory that hides the one below; its name depends on who mounted */
+    const char *opaque; /* marks a directory that hides the one below; the name depends on who mounted */
     bool give;
 };
 
-static bool is_dot(const char *name) { return !strcmp(name, ".") || !strcmp(name, ".."); }
+static int copy_dir(int from, int to, const struct copy *how, int depth);
 
-static int copy_bytes(int from, int to) {
-    for (;;) {
-        ssize_t done = sendfile(to, from, NULL, 1u << 20);
-        if (done == 0) return 0;
-        if (done < 0 && errno != EINTR) return -1;
-    }
+/* Owner, mode and times of a copied file or directory. */
+static int finish(int fd, const struct stat *info, const struct copy *how) {
+    const struct timespec times[2] = {info->st_atim, info->st_mtim};
+    if (how->give && fchown(fd, OUTSIDE_COMMAND, OUTSIDE_COMMAND)) return -1;
+    return fchmod(fd, info->st_mode & 01777) || futimens(fd, times) ? -1 : 0;
 }
 
-static int copy_file(int from, int to, const char *name, const struct stat *info, bool give) {
+static int copy_file(int from, int to, const char *name, const struct stat *info, const struct copy *how) {
+    ssize_t done = -1;
     int in = openat(from, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (in < 0) return errno == ENOENT ? 0 : -1;
     int out = openat(to, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    int bad = out < 0 || copy_bytes(in, out) || (give && fchown(out, OUTSIDE_COMMAND, OUTSIDE_COMMAND)) ||
-              fchmod(out, info->st_mode & 01777);
-    const struct timespec times[2] = {info->st_atim, info->st_mtim};
-    if (!bad) bad = futimens(out, times);
+    while (out >= 0 && (done = sendfile(out, in, NULL, 1u << 20)) > 0) {}
+    int bad = done || finish(out, info, how);
     close(in);
     if (out >= 0) close(out);
     return bad ? -1 : 0;
 }
-
-static int copy_dir(int from, int to, const struct copy *how, int depth);
 
 static int copy_subdir(int from, int to, const char *name, const struct stat *info, const struct copy *how, int depth) {
     char value[8];
@@ -52,11 +48,8 @@ static int copy_subdir(int from, int to, const char *name, const struct stat *in
     int in = openat(from, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     int out = openat(to, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     int bad = in < 0 || out < 0 || copy_dir(in, out, how, depth + 1);
-    if (!bad && fgetxattr(in, how->opaque, value, sizeof value) == 1 && value[0] == 'y')
-        bad = fsetxattr(out, how->opaque, value, 1, 0);
-    if (!bad && how->give) bad = fchown(out, OUTSIDE_COMMAND, OUTSIDE_COMMAND);
-    const struct timespec times[2] = {info->st_atim, info->st_mtim};
-    if (!bad) bad = fchmod(out, info->st_mode & 01777) || futimens(out, times);
+    if (!bad && fgetxattr(in, how->opaque, value, sizeof value) == 1) bad = fsetxattr(out, how->opaque, value, 1, 0);
+    if (!bad) bad = finish(out, info, how);
     if (in >= 0) close(in);
     if (out >= 0) close(out);
     return bad ? -1 : 0;
@@ -67,59 +60,37 @@ static int copy_entry(int from, int to, const char *name, const struct copy *how
     char text[4096];
     if (fstatat(from, name, &info, AT_SYMLINK_NOFOLLOW)) return errno == ENOENT ? 0 : -1;
     if (S_ISDIR(info.st_mode)) return copy_subdir(from, to, name, &info, how, depth);
-    if (S_ISREG(info.st_mode)) return copy_file(from, to, name, &info, how->give);
+    if (S_ISREG(info.st_mode)) return copy_file(from, to, name, &info, how);
     if (S_ISCHR(info.st_mode) && info.st_rdev == 0) return mknodat(to, name, S_IFCHR, 0); /* whiteout: deleted below */
-    if (S_ISFIFO(info.st_mode) && mknodat(to, name, S_IFIFO | (info.st_mode & 0777), 0)) return -1;
-    if (S_ISLNK(info.st_mode)) {
+    if (S_ISFIFO(info.st_mode)) {
+        if (mknodat(to, name, S_IFIFO | (info.st_mode & 0777), 0)) return -1;
+    } else if (S_ISLNK(info.st_mode)) {
         ssize_t len = readlinkat(from, name, text, sizeof text - 1);
         if (len < 0) return -1;
         text[len] = 0;
         if (symlinkat(text, to, name)) return -1;
+    } else {
+        return 0; /* a socket: its process is not copied either */
     }
-    if (S_ISSOCK(info.st_mode)) return 0; /* its process is not copied either */
     return how->give ? fchownat(to, name, OUTSIDE_COMMAND, OUTSIDE_COMMAND, AT_SYMLINK_NOFOLLOW) : 0;
 }
 
-static DIR *open_stream(int dir) {
-    int fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* own offset, and closedir may close it */
-    return fd < 0 ? NULL : fdopendir(fd);
-}
-
 static int copy_dir(int from, int to, const struct copy *how, int depth) {
-    if (depth > DEPTH_MAX) {
-        errno = ELOOP;
-        return -1;
-    }
-    DIR *stream = open_stream(from);
-    if (!stream) return -1;
-    int bad = 0;
+    int bad = 0, fd = openat(from, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* own offset, and closedir closes it */
+    DIR *stream = fd < 0 ? NULL : fdopendir(fd);
+    errno = depth > DEPTH_MAX ? ELOOP : errno;
+    if (!stream || depth > DEPTH_MAX) return -1;
     for (struct dirent *entry; !bad && (entry = readdir(stream));)
-        if (!is_dot(entry->d_name)) bad = copy_entry(from, to, entry->d_name, how, depth);
+        if (strcmp(entry->d_name, ".") && strcmp(entry->d_name, ".."))
+            bad = copy_entry(from, to, entry->d_name, how, depth);
+    int error = errno;
     closedir(stream);
+    errno = error;
     return bad;
 }
 
-int copy_tree(int from, int to, bool trusted_xattr, bool give_to_command) {
-    struct copy how = {trusted_xattr ? "trusted.overlay.opaque" : "user.overlay.opaque", give_to_command};
+int copy_tree(int from, int to, bool trusted_xattr, bool give) {
+    struct copy how = {trusted_xattr ? "trusted.overlay.opaque" : "user.overlay.opaque", give};
     struct stat info;
-    if (fstat(from, &info) || fchmod(to, info.st_mode & 01777)) return -1;
-    return copy_dir(from, to, &how, 0);
+    return fstat(from, &info) || copy_dir(from, to, &how, 0) || finish(to, &info, &how) ? -1 : 0;
 }
-
-static int give_dir(int dir, int depth) {
-    if (fchown(dir, OUTSIDE_COMMAND, OUTSIDE_COMMAND)) return -1;
-    DIR *stream = depth > DEPTH_MAX ? NULL : open_stream(dir);
-    if (!stream) return -1;
-    int bad = 0;
-    for (struct dirent *entry; !bad && (entry = readdir(stream));) {
-        if (is_dot(entry->d_name)) continue;
-        int sub = openat(dir, entry->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-        bad = sub >= 0 ? give_dir(sub, depth + 1)
-                       : fchownat(dir, entry->d_name, OUTSIDE_COMMAND, OUTSIDE_COMMAND, AT_SYMLINK_NOFOLLOW);
-        if (sub >= 0) close(sub);
-    }
-    closedir(stream);
-    return bad;
-}
-
-int give_tree_to_command(int dir) { return give_dir(dir, 0); }

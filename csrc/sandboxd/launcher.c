@@ -16,7 +16,6 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include "sandboxd.h"
 #include "sys.h"
@@ -24,15 +23,13 @@
 #define NAMESPACES (CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS)
 
 _Noreturn void fail(const char *stage) {
-    int error = errno;
-    struct outbox out = {0};
+    struct buffer out = {0};
     uint8_t number[4];
     char text[256];
-    int len = snprintf(text, sizeof text, "%s: %s", stage, strerror(error));
-    if (len > (int)sizeof text - 1) len = sizeof text - 1;
-    put_u32(number, (uint32_t)error);
-    if (!outbox_frame(&out, 0, F_FAILED, 4 + (uint32_t)len) && !outbox_bytes(&out, number, 4) &&
-        !outbox_bytes(&out, text, (size_t)len))
+    put_u32(number, (uint32_t)errno);
+    snprintf(text, sizeof text, "%s: %s", stage, strerror(errno));
+    if (!outbox_frame(&out, 0, F_FAILED, 4 + (uint32_t)strlen(text)) && !outbox_add(&out, number, 4) &&
+        !outbox_add(&out, text, strlen(text)))
         (void)!send(SOCKET_FD, out.data, out.used, MSG_NOSIGNAL);
     _exit(1);
 }
@@ -55,12 +52,9 @@ static void read_exactly(uint8_t *at, size_t len, int *passed_fd) {
 /* Reads exactly the first frame, so that requests already behind it stay in the socket for the supervisor. */
 static void read_setup(struct setup *setup, int *passed_fd) {
     uint8_t head[FRAME_HEADER];
-    read_exactly(head, sizeof head, passed_fd);
-    struct cursor cur = {head, head + sizeof head, false};
     struct frame frame;
-    frame.len = take_u32(&cur);
-    frame.id = take_u32(&cur);
-    frame.type = take_u32(&cur);
+    read_exactly(head, sizeof head, passed_fd);
+    parse_header(head, &frame);
     uint8_t *body = frame.len <= FRAME_MAX ? malloc(frame.len + 1u) : NULL;
     errno = EPROTO;
     if (!body) fail("set-up frame");
@@ -69,8 +63,8 @@ static void read_setup(struct setup *setup, int *passed_fd) {
     if (parse_setup(&frame, setup)) fail("set-up frame");
 }
 
-static int write_text(const char *path, const char *text) {
-    int fd = open(path, O_WRONLY | O_CLOEXEC);
+static int write_text(int dir, const char *path, const char *text) {
+    int fd = openat(dir, path, O_WRONLY | O_CLOEXEC);
     if (fd < 0) return -1;
     ssize_t done = write(fd, text, strlen(text));
     int error = errno;
@@ -79,19 +73,19 @@ static int write_text(const char *path, const char *text) {
     return done == (ssize_t)strlen(text) ? 0 : -1;
 }
 
-/* A user namespace with these maps. It needs one member while the maps are written; the descriptor keeps it alive. */
+/* A user namespace with these maps. It needs a member while they are written; the descriptor keeps it alive after. */
 static int make_userns(const char *uid_map, const char *gid_map) {
+    char path[64];
     pid_t holder = (pid_t)syscall(SYS_clone, CLONE_NEWUSER | SIGCHLD, 0, 0, 0, 0);
     if (holder < 0) fail("new user namespace");
     if (holder == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         for (;;) pause();
     }
-    char path[64];
     snprintf(path, sizeof path, "/proc/%d/uid_map", (int)holder);
-    if (write_text(path, uid_map)) fail("uid_map");
+    if (write_text(AT_FDCWD, path, uid_map)) fail("uid_map");
     snprintf(path, sizeof path, "/proc/%d/gid_map", (int)holder);
-    if (write_text(path, gid_map)) fail("gid_map");
+    if (write_text(AT_FDCWD, path, gid_map)) fail("gid_map");
     snprintf(path, sizeof path, "/proc/%d/ns/user", (int)holder);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) fail("user namespace descriptor");
@@ -101,82 +95,93 @@ static int make_userns(const char *uid_map, const char *gid_map) {
 }
 
 /* Files of a layer belong to whoever made it; an id-mapped mount lets the command's user own them inside. */
-static void map_layers(const struct setup *setup, struct identity *id) {
-    uid_t uid = 0;
-    gid_t gid = 0;
-    int last = -1;
-    for (size_t i = 0; i < setup->num_layers; i++) {
-        struct stat info;
-        if (stat(setup->layers[i], &info)) fail(setup->layers[i]);
-        id->layer_map_fd[i] = -1;
-        if (setup->numbers[N_FLAGS] & FLAG_NO_IDMAP) continue;
-        if (last < 0 || info.st_uid != uid || info.st_gid != gid) {
-            char uids[64], gids[64];
-            uid = info.st_uid;
-            gid = info.st_gid;
-            snprintf(uids, sizeof uids, "%u %u 1\n", uid, OUTSIDE_COMMAND);
-            snprintf(gids, sizeof gids, "%u %u 1\n", gid, OUTSIDE_COMMAND);
-            last = make_userns(uids, gids);
-        }
-        id->layer_map_fd[i] = last;
+static void map_layers(struct sandbox *box) {
+    struct stat info, last = {0};
+    for (size_t i = 0; i < box->setup->num_layers; i++, last = info) {
+        char uids[64], gids[64];
+        box->layer_map_fd[i] = -1;
+        if (box->setup->numbers[N_FLAGS] & FLAG_NO_IDMAP) continue;
+        if (stat(box->setup->layers[i], &info)) fail(box->setup->layers[i]);
+        snprintf(uids, sizeof uids, "%u %u 1\n", info.st_uid, OUTSIDE_COMMAND);
+        snprintf(gids, sizeof gids, "%u %u 1\n", info.st_gid, OUTSIDE_COMMAND);
+        bool same = i && info.st_uid == last.st_uid && info.st_gid == last.st_gid;
+        box->layer_map_fd[i] = same ? box->layer_map_fd[i - 1] : make_userns(uids, gids);
     }
 }
 
-static void enter_as_root(const struct setup *setup, struct identity *id) {
+static void enter_as_root(struct sandbox *box) {
     char map[64];
     snprintf(map, sizeof map, "0 %u 1\n%u %u 1\n", OUTSIDE_SUPERVISOR, COMMAND_ID, OUTSIDE_COMMAND);
-    id->userns_fd = make_userns(map, map);
-    map_layers(setup, id);
+    box->userns_fd = make_userns(map, map);
+    map_layers(box);
+    box->real_root = unshare(NAMESPACES) == 0;
+    if (!box->real_root && errno != EPERM) fail("new namespaces"); /* EPERM: a container's root, as good as a user */
 }
 
 static void enter_as_user(void) {
-    char map[64];
-    uid_t uid = geteuid();
-    gid_t gid = getegid();
+    char uids[64], gids[64];
+    snprintf(uids, sizeof uids, "%u %u 1\n", COMMAND_ID, geteuid());
+    snprintf(gids, sizeof gids, "%u %u 1\n", COMMAND_ID, getegid());
     if (unshare(NAMESPACES | CLONE_NEWUSER)) fail("new namespaces");
-    if (write_text("/proc/self/setgroups", "deny")) fail("setgroups");
-    snprintf(map, sizeof map, "%u %u 1\n", COMMAND_ID, uid);
-    if (write_text("/proc/self/uid_map", map)) fail("uid_map");
-    snprintf(map, sizeof map, "%u %u 1\n", COMMAND_ID, gid);
-    if (write_text("/proc/self/gid_map", map)) fail("gid_map");
+    if (write_text(AT_FDCWD, "/proc/self/setgroups", "deny")) fail("setgroups");
+    if (write_text(AT_FDCWD, "/proc/self/uid_map", uids)) fail("uid_map");
+    if (write_text(AT_FDCWD, "/proc/self/gid_map", gids)) fail("gid_map");
+}
+
+/* Returns the directory of a new memory cgroup; -1 when there is none to be had: the supervisor then only watches. */
+static int make_cgroup(struct sandbox *box) {
+    const struct setup *setup = box->setup;
+    char limit[32];
+    if (!setup->cgroup || mkdir(setup->cgroup, 0755)) return -1;
+    int dir = open(setup->cgroup, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    /* what is on the tmpfs counts as memory of the group, but has its own limit */
+    snprintf(limit, sizeof limit, "%llu", (unsigned long long)(setup->numbers[N_MEMORY] + setup->numbers[N_DISK]));
+    if (dir < 0 || write_text(dir, setup->cgroup_limit, limit)) {
+        rmdir(setup->cgroup);
+        return -1;
+    }
+    (void)write_text(dir, "memory.swap.max", "0");
+    box->oom_fd = openat(dir, "memory.events", O_RDONLY | O_CLOEXEC);
+    if (box->oom_fd < 0) box->oom_fd = openat(dir, "memory.oom_control", O_RDONLY | O_CLOEXEC);
+    box->join_fd = openat(dir, "cgroup.procs", O_WRONLY | O_CLOEXEC);
+    return dir;
 }
 
 /* Returns when the sandbox is gone; kills it when the owner is, or when it overruns its lease by five seconds. */
 static void watch(pid_t supervisor, int owner_fd, uint64_t lease_ms) {
-    int child_fd = sys_pidfd_open(supervisor);
-    struct pollfd fds[2] = {{.fd = child_fd, .events = POLLIN}, {.fd = owner_fd, .events = POLLIN}};
-    int limit = lease_ms > 0x7fff0000u ? -1 : (int)lease_ms + 5000;
-    int ready;
+    struct pollfd fds[2] = {{.fd = sys_pidfd_open(supervisor), .events = POLLIN}, {.fd = owner_fd, .events = POLLIN}};
+    int ready, limit = lease_ms > 0x7fff0000u ? -1 : (int)lease_ms + 5000;
     while ((ready = poll(fds, 2, limit)) < 0 && errno == EINTR) {}
-    if (ready <= 0 || child_fd < 0 || fds[1].revents) kill(supervisor, SIGKILL);
+    if (ready <= 0 || fds[0].fd < 0 || fds[1].revents) kill(supervisor, SIGKILL);
     while (waitpid(supervisor, NULL, 0) < 0 && errno == EINTR) {}
+}
+
+static void remove_cgroup(int parent, const char *name) {
+    for (int tries = 0; unlinkat(parent, name, AT_REMOVEDIR) && errno == EBUSY && tries < 100; tries++)
+        usleep(10000); /* the last process is still on its way out */
 }
 
 int main(void) {
     static struct setup setup;
-    static struct sandbox box = {.copy_from_fd = -1, .join_fd = -1, .oom_fd = -1, .upper_fd = -1, .scratch_fd = -1};
-    syscall(SYS_close_range, SOCKET_FD + 1, ~0u, 0);
+    static struct sandbox box = {.setup = &setup, .copy_from_fd = -1, .join_fd = -1, .oom_fd = -1, .upper_fd = -1};
+    int alive[2], parent = -1;
+    char number[16];
+    syscall(NR_close_range, SOCKET_FD + 1, ~0u, 0);
     setsid(); /* a Ctrl-C in the owner's terminal must not reach the sandbox */
     umask(022);
-    (void)!chdir("/");
+    if (chdir("/")) fail("/");
     read_setup(&setup, &box.copy_from_fd);
-    box.setup = &setup;
     int owner_fd = sys_pidfd_open((pid_t)setup.numbers[N_OWNER]);
     if (owner_fd < 0 || getppid() != (pid_t)setup.numbers[N_OWNER]) _exit(1);
-    box.id.real_root = geteuid() == 0 && !(setup.numbers[N_FLAGS] & FLAG_USERNS);
-    if (box.id.real_root) enter_as_root(&setup, &box.id);
-    if (box.id.real_root && unshare(NAMESPACES)) {
-        if (errno != EPERM) fail("new namespaces");
-        box.id.real_root = false; /* root without CAP_SYS_ADMIN, as in an unprivileged container */
-    }
-    if (!box.id.real_root) enter_as_user();
-    int alive[2];
+    if (geteuid() == 0 && !(setup.numbers[N_FLAGS] & FLAG_USERNS)) enter_as_root(&box);
+    if (!box.real_root) enter_as_user();
     if (pipe2(alive, O_CLOEXEC)) fail("pipe");
+    int cgroup = make_cgroup(&box);
+    if (cgroup >= 0) parent = openat(cgroup, "..", O_PATH | O_DIRECTORY | O_CLOEXEC); /* pivot_root moves us too */
     pid_t supervisor = fork();
     if (supervisor < 0) fail("fork");
     if (supervisor == 0) {
         close(alive[1]);
-        close(owner_fd);
         box.alive_fd = alive[0];
         build_root(&box);
         become_supervisor(&box);
@@ -184,6 +189,10 @@ int main(void) {
     }
     close(SOCKET_FD); /* only the supervisor may hold it: the owner sees its end as end of file */
     close(alive[0]);
+    snprintf(number, sizeof number, "%d", (int)supervisor);
+    if (cgroup >= 0 && write_text(cgroup, "cgroup.procs", number) == 0) /* 5 to 20 ms: beside the start, not in it */
+        (void)!write(alive[1], "j", 1);
     watch(supervisor, owner_fd, setup.numbers[N_LEASE_MS]);
+    if (parent >= 0) remove_cgroup(parent, strrchr(setup.cgroup, '/') + 1);
     return 0;
 }

@@ -34,13 +34,13 @@ static void write_sysctl(const struct sandbox *box, const char *name, const char
 
 void become_supervisor(struct sandbox *box) {
     char pages[32];
-    if (box->id.real_root) {
+    if (box->real_root) {
         int fd = openat(dirfd(box->proc), "self/oom_score_adj", O_WRONLY | O_CLOEXEC);
         if (fd >= 0) {
             (void)!write(fd, "-1000", 5); /* in a full cgroup the kernel must pick a command, not PID 1 */
             close(fd);
         }
-        if (syscall(SYS_setns, box->id.userns_fd, CLONE_NEWUSER)) fail("join user namespace");
+        if (syscall(SYS_setns, box->userns_fd, CLONE_NEWUSER)) fail("join user namespace");
         if (setgroups(0, NULL) || setresgid(0, 0, 0) || setresuid(0, 0, 0)) fail("supervisor identity");
     }
     snprintf(pages, sizeof pages, "%llu", (unsigned long long)(box->setup->numbers[N_MEMORY] / 4096));
@@ -78,10 +78,10 @@ struct bpf_program { unsigned short len; struct bpf_step *steps; };
 
 static int filter_system_calls(bool allow_memfd) {
 #ifdef NATIVE_ARCH
-    static const uint32_t refused[] = {SYS_unshare, SYS_setns, SYS_mount, SYS_umount2, SYS_pivot_root, SYS_open_tree,
-                                       SYS_move_mount, SYS_fsopen, SYS_mount_setattr, SYS_bpf, SYS_perf_event_open,
+    static const uint32_t refused[] = {SYS_unshare, SYS_setns, SYS_mount, SYS_umount2, SYS_pivot_root, NR_open_tree,
+                                       NR_move_mount, NR_fsopen, NR_mount_setattr, SYS_bpf, SYS_perf_event_open,
                                        SYS_userfaultfd, SYS_keyctl, SYS_add_key, SYS_request_key};
-    static const uint32_t absent[] = {SYS_clone3, 425 /* io_uring_setup */, SYS_memfd_create};
+    static const uint32_t absent[] = {NR_clone3, NR_io_uring_setup, SYS_memfd_create};
     struct bpf_step steps[64];
     size_t n = 0;
     steps[n++] = (struct bpf_step){BPF_LOAD, 0, 0, 4};
@@ -119,7 +119,7 @@ static void limit(int what, rlim_t value) {
 }
 
 int become_command(const struct sandbox *box) {
-    if (box->id.real_root) {
+    if (box->real_root) {
         prctl(PR_SET_DUMPABLE, 1, 0, 0, 0); /* makes the file below our own; exec decides again */
         int fd = openat(dirfd(box->proc), "self/oom_score_adj", O_WRONLY | O_CLOEXEC);
         if (fd >= 0) {
@@ -133,7 +133,7 @@ int become_command(const struct sandbox *box) {
     limit(RLIMIT_MSGQUEUE, 1 << 20);
     limit(RLIMIT_RTPRIO, 0);
     /* Counted per user namespace, so per sandbox. A user's own supervisor and launcher count as two. */
-    limit(RLIMIT_NPROC, box->setup->numbers[N_PIDS] + (box->id.real_root ? 0 : 2));
+    limit(RLIMIT_NPROC, box->setup->numbers[N_PIDS] + (box->real_root ? 0 : 2));
     if (setresgid(COMMAND_ID, COMMAND_ID, COMMAND_ID) || setresuid(COMMAND_ID, COMMAND_ID, COMMAND_ID)) return -1;
     if (set_capabilities(0)) return -1;
     return filter_system_calls(box->join_fd >= 0);

@@ -11,8 +11,7 @@
 
 #include "sandboxd.h"
 
-/* Next process beside the supervisor, 0 at the end. */
-static pid_t next_process(const struct sandbox *box) {
+pid_t next_process(const struct sandbox *box) {
     for (struct dirent *entry; (entry = readdir(box->proc));) {
         if (!isdigit((unsigned char)entry->d_name[0])) continue;
         pid_t pid = (pid_t)atoi(entry->d_name);

@@ -1,6 +1,6 @@
 /* Supervisor: PID 1 of the sandbox. One poll loop: frames from the owner, output of commands, deaths, deadlines.
  *
- * A command's processes carry its tag (see child.c), so its whole tree can be killed, double forks and new sessions
+ * A command's processes carry its tag (child.c), so its whole tree can be killed, double forks and new sessions
  * included, while background jobs of earlier commands live on. Any way out of the loop ends the sandbox: the kernel
  * kills what is left in the PID namespace. */
 #define _GNU_SOURCE
@@ -8,9 +8,9 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/statfs.h>
@@ -22,47 +22,44 @@
 #include "sys.h"
 
 #define MAX_JOBS 64
-#define READ_SIZE (64u << 10)
-#define DRAIN_MS 50         /* after the leader's end, for output of what it left behind */
-#define WATCH_MS 15         /* between two looks at memory, processes and disk while a command runs */
-#define WATCH_IDLE_MS 200   /* the same when only background jobs run */
+#define DRAIN_MS 50       /* after the leader's end, for output of what it left behind */
+#define WATCH_MS 15       /* between two looks at memory, processes and disk while a command runs */
+#define WATCH_IDLE_MS 200 /* the same when only background jobs run */
 #define KILL_RETRY_MS 2
 #define KILL_GIVE_UP_MS 2000
 #define OUTBOX_FULL (1u << 20)
 
-enum outcome { OK, NONZERO, TIMEOUT, OOM, PIDS_LIMIT, DISK_FULL, OUTPUT_LIMIT, LOST }; /* order of types.Outcome */
-enum job_state { FREE, RUNNING, DRAINING, REPORTED };
+enum outcome { OK, NONZERO, TIMEOUT, OOM, PIDS_LIMIT, DISK_FULL, OUTPUT_LIMIT }; /* order of types.Outcome */
+enum job_state { FREE, UPLOADING, RUNNING, DRAINING, REPORTED };
 
 struct stream {
     int fd; /* -1 at end of file */
     uint64_t total;
-    uint8_t *kept;               /* [keep]: head, then a ring with the tail */
-    uint32_t head_cap, tail_cap;
+    uint8_t *kept; /* the first `head` bytes, then at least the last `tail`, at most twice as many */
+    uint32_t used, head, tail;
 };
 
 struct job {
     enum job_state state;
-    uint32_t id, kind, keep;
+    uint32_t id, kind;
+    int stdin_fd;
     struct child child;
     struct stream out, err;
     uint64_t kill_bytes;
     int64_t started_us, deadline_ms, drain_ms, killed_ms;
-    int status;           /* of the leader, valid from DRAINING on */
-    enum outcome forced;  /* set together with killed_ms */
+    int status;          /* of the leader, from DRAINING on */
+    enum outcome forced; /* valid when killed_ms is set */
     bool disk_was_full;
-};
-
-struct upload {
-    uint32_t id;
-    int fd; /* memfd, 0: free */
 };
 
 static struct sandbox *box;
 static struct job jobs[MAX_JOBS];
-static struct upload uploads[MAX_JOBS];
-static struct inbox inbox;
-static struct outbox outbox;
+static struct buffer inbox, outbox;
 static uint64_t oom_kills;
+
+#define EACH_JOB(name) (struct job *name = jobs; name < jobs + MAX_JOBS; name++)
+
+static bool active(const struct job *job) { return job->state == RUNNING || job->state == DRAINING; }
 
 static int64_t now_us(void) {
     struct timespec t;
@@ -72,111 +69,89 @@ static int64_t now_us(void) {
 
 static int64_t now_ms(void) { return now_us() / 1000; }
 
-/* ---- sending ------------------------------------------------------------------------------------------------ */
-
-static _Noreturn void end(const char *why) {
-    (void)outbox_frame(&outbox, 0, F_ENDED, (uint32_t)strlen(why));
-    (void)outbox_bytes(&outbox, why, strlen(why));
-    (void)!send(SOCKET_FD, outbox.data + outbox.start, outbox.used - outbox.start, MSG_NOSIGNAL | MSG_DONTWAIT);
-    _exit(0);
-}
+/* ---- sending ---- */
 
 static void flush_outbox(void) {
     while (outbox.start < outbox.used) {
         ssize_t sent = send(SOCKET_FD, outbox.data + outbox.start, outbox.used - outbox.start, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (sent < 0 && errno == EINTR) continue;
-        if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+        if (sent < 0 && errno == EAGAIN) return;
         if (sent < 0) _exit(0); /* the owner is gone */
         outbox.start += (size_t)sent;
     }
-    if (outbox.cap > 4 * OUTBOX_FULL) {
-        free(outbox.data);
-        memset(&outbox, 0, sizeof outbox);
-    }
+}
+
+static _Noreturn void end(const char *why) {
+    if (!outbox_frame(&outbox, 0, F_ENDED, (uint32_t)strlen(why)) && !outbox_add(&outbox, why, strlen(why))) flush_outbox();
+    _exit(0);
+}
+
+static void send_bytes(const void *bytes, size_t len) {
+    if (outbox_add(&outbox, bytes, len)) end("out of memory");
 }
 
 static void send_frame(uint32_t id, uint32_t type, const void *body, uint32_t len) {
-    if (outbox_frame(&outbox, id, type, len) || outbox_bytes(&outbox, body, len)) end("out of memory");
+    if (outbox_frame(&outbox, id, type, len)) end("out of memory");
+    send_bytes(body, len);
 }
 
-static uint32_t kept_bytes(const struct stream *s) {
-    uint64_t cap = (uint64_t)s->head_cap + s->tail_cap;
-    return (uint32_t)(s->total < cap ? s->total : cap);
+static uint32_t sent_bytes(const struct stream *s) { return s->used < s->head + s->tail ? s->used : s->head + s->tail; }
+
+static void send_kept(const struct stream *s) {
+    uint32_t count = sent_bytes(s), head = count < s->head ? count : s->head;
+    if (head) send_bytes(s->kept, head);
+    if (count > head) send_bytes(s->kept + s->used - (count - head), count - head);
 }
 
-static void append_kept(const struct stream *s) {
-    uint32_t count = kept_bytes(s), head = count < s->head_cap ? count : s->head_cap;
-    int bad = outbox_bytes(&outbox, s->kept, head);
-    if (count > head) {
-        uint32_t tail = count - head, first = 0; /* oldest byte of the ring */
-        if (tail == s->tail_cap) first = (uint32_t)((s->total - s->head_cap) % s->tail_cap);
-        bad |= outbox_bytes(&outbox, s->kept + s->head_cap + first, tail - first);
-        bad |= outbox_bytes(&outbox, s->kept + s->head_cap, first);
-    }
-    if (bad) end("out of memory");
-}
-
-static void send_result(uint32_t id, int exit_code, enum outcome outcome, int64_t duration_us, const struct stream *out,
-                        const struct stream *err) {
+/* i32 exit code, u32 outcome, u64 µs, u64 bytes of stdout and stderr in total, u32 bytes of each sent, u32 of them head */
+static void send_result(uint32_t id, int code, enum outcome outcome, int64_t us, const struct stream *o, const struct stream *e) {
     uint8_t head[44];
-    uint32_t out_len = kept_bytes(out), err_len = kept_bytes(err);
-    put_u32(head, (uint32_t)exit_code);
+    put_u32(head, (uint32_t)code);
     put_u32(head + 4, outcome);
-    put_u64(head + 8, (uint64_t)duration_us);
-    put_u64(head + 16, out->total);
-    put_u64(head + 24, err->total);
-    put_u32(head + 32, out_len);
-    put_u32(head + 36, err_len);
-    put_u32(head + 40, out->head_cap);
-    if (outbox_frame(&outbox, id, F_RESULT, sizeof head + out_len + err_len) || outbox_bytes(&outbox, head, sizeof head))
-        end("out of memory");
-    append_kept(out);
-    append_kept(err);
+    put_u64(head + 8, (uint64_t)us);
+    put_u64(head + 16, o->total);
+    put_u64(head + 24, e->total);
+    put_u32(head + 32, sent_bytes(o));
+    put_u32(head + 36, sent_bytes(e));
+    put_u32(head + 40, e->head);
+    if (outbox_frame(&outbox, id, F_RESULT, sizeof head + sent_bytes(o) + sent_bytes(e))) end("out of memory");
+    send_bytes(head, sizeof head);
+    send_kept(o);
+    send_kept(e);
 }
 
-static void refuse(uint32_t id, int exit_code, const char *why) {
-    struct stream none = {0};
-    struct stream said = {.total = strlen(why), .kept = (uint8_t *)(uintptr_t)why, .head_cap = (uint32_t)strlen(why)};
-    send_result(id, exit_code, NONZERO, 0, &none, &said);
+static void refuse(uint32_t id, const char *why) {
+    uint32_t len = (uint32_t)strlen(why);
+    struct stream none = {0}, said = {.total = len, .kept = (uint8_t *)(uintptr_t)why, .used = len, .head = len};
+    send_result(id, 126, NONZERO, 0, &none, &said);
 }
 
-/* ---- output of commands ------------------------------------------------------------------------------------- */
-
-static void keep(struct stream *s, const uint8_t *bytes, size_t len) {
-    uint64_t at = s->total;
-    s->total += len;
-    if (!s->kept) return;
-    if (at < s->head_cap) {
-        size_t part = s->head_cap - at < len ? (size_t)(s->head_cap - at) : len;
-        memcpy(s->kept + at, bytes, part);
-        bytes += part;
-        len -= part;
-        at += part;
-    }
-    if (len > s->tail_cap) { /* only the end of a long piece can survive in the ring */
-        at += len - s->tail_cap;
-        bytes += len - s->tail_cap;
-        len = s->tail_cap;
-    }
-    while (len) {
-        uint32_t place = (uint32_t)((at - s->head_cap) % s->tail_cap);
-        size_t part = s->tail_cap - place < len ? s->tail_cap - place : len;
-        memcpy(s->kept + s->head_cap + place, bytes, part);
-        bytes += part;
-        len -= part;
-        at += part;
-    }
-}
+/* ---- output of commands ---- */
 
 static void mark_killed(struct job *job, enum outcome why) {
-    if (job->killed_ms || job->state == FREE) return;
+    if (job->killed_ms) return;
     job->killed_ms = now_ms();
     job->forced = why;
 }
 
-/* Reads what is there, at most `rounds` buffers; true when the pipe has nothing more at the moment. */
+static void keep(struct stream *s, const uint8_t *bytes, size_t len) {
+    uint32_t cap = s->head + 2 * s->tail;
+    if (!s->kept && !(s->kept = malloc(cap))) end("out of memory");
+    while (len) {
+        size_t part = cap - s->used < len ? cap - s->used : len;
+        memcpy(s->kept + s->used, bytes, part);
+        bytes += part;
+        len -= part;
+        s->used += (uint32_t)part;
+        if (s->used < cap) continue;
+        memmove(s->kept + s->head, s->kept + cap - s->tail, s->tail);
+        s->used = s->head + s->tail;
+    }
+}
+
+/* Reads at most `rounds` buffers; true when the pipe has nothing more at the moment. */
 static bool drain(struct job *job, struct stream *s, int rounds) {
-    static uint8_t buffer[READ_SIZE];
+    static uint8_t buffer[64 << 10];
     while (s->fd >= 0 && rounds-- > 0) {
         ssize_t got = read(s->fd, buffer, sizeof buffer);
         if (got < 0 && errno == EINTR) continue;
@@ -186,47 +161,29 @@ static bool drain(struct job *job, struct stream *s, int rounds) {
             s->fd = -1;
             return true;
         }
-        if (job->kind == EXEC_READ && s == &job->out && job->state != REPORTED) {
-            send_frame(job->id, F_CHUNK, buffer, (uint32_t)got);
-            s->total += (uint64_t)got;
-        } else if (job->state == REPORTED) {
-            s->total += (uint64_t)got; /* a background job: read and dropped, so that it gets no SIGPIPE */
-        } else {
-            keep(s, buffer, (size_t)got);
-        }
+        s->total += (uint64_t)got;
         if (job->out.total + job->err.total > job->kill_bytes) mark_killed(job, OUTPUT_LIMIT);
+        if (job->state == REPORTED) continue; /* a background job: read and dropped, so that it gets no SIGPIPE */
+        if (job->kind == EXEC_READ && s == &job->out) send_frame(job->id, F_CHUNK, buffer, (uint32_t)got);
+        else keep(s, buffer, (size_t)got);
     }
     return s->fd < 0;
 }
 
-static bool open_stream(struct stream *s, int fd, uint32_t keep_bytes) {
-    memset(s, 0, sizeof *s);
-    s->fd = fd;
-    s->head_cap = keep_bytes - keep_bytes / 2;
-    s->tail_cap = keep_bytes / 2;
-    s->kept = keep_bytes ? malloc(keep_bytes) : NULL;
-    return s->kept || !keep_bytes;
-}
-
-static void close_stream(struct stream *s) {
-    if (s->fd >= 0) close(s->fd);
-    free(s->kept);
-    memset(s, 0, sizeof *s);
-    s->fd = -1;
-}
-
-/* ---- life of a job ------------------------------------------------------------------------------------------ */
+/* ---- life of a job ---- */
 
 static bool others_alive(void) { return kill(-1, 0) == 0; }
 
 static bool disk_is_full(void) {
     struct statfs info;
-    return fstatfs(box->scratch_fd, &info) == 0 && (info.f_bavail == 0 || info.f_ffree == 0);
+    return fstatfs(box->upper_fd, &info) == 0 && (info.f_bavail == 0 || info.f_ffree == 0);
 }
 
 static void release(struct job *job) {
-    close_stream(&job->out);
-    close_stream(&job->err);
+    if (job->out.fd >= 0) close(job->out.fd);
+    if (job->err.fd >= 0) close(job->err.fd);
+    free(job->out.kept);
+    free(job->err.kept);
     memset(job, 0, sizeof *job);
 }
 
@@ -239,23 +196,14 @@ static void report(struct job *job) {
     send_result(job->id, code, outcome, now_us() - job->started_us, &job->out, &job->err);
     job->state = REPORTED;
     job->killed_ms = 0;
-    free(job->out.kept);
-    free(job->err.kept);
-    job->out.kept = job->err.kept = NULL;
-}
-
-static struct job *find_job(uint32_t id) {
-    for (size_t i = 0; i < MAX_JOBS; i++)
-        if ((jobs[i].state == RUNNING || jobs[i].state == DRAINING) && jobs[i].id == id) return &jobs[i];
-    return NULL;
 }
 
 /* Kills the tree of a job whose time has come; true when nothing of it is left. */
 static bool kill_job(struct job *job) {
     pid_t spared[MAX_JOBS];
     size_t num_spared = 0;
-    for (size_t i = 0; i < MAX_JOBS; i++)
-        if (&jobs[i] != job && jobs[i].state == RUNNING) spared[num_spared++] = jobs[i].child.pid;
+    for EACH_JOB(other)
+        if (other != job && other->state == RUNNING) spared[num_spared++] = other->child.pid;
     if (job->state == RUNNING) kill(job->child.pid, SIGKILL);
     for (int round = 0; round < 8; round++)
         if (kill_tagged(box, job->child.tag, spared, num_spared) == 0) return job->state != RUNNING;
@@ -265,124 +213,100 @@ static bool kill_job(struct job *job) {
 }
 
 static void advance(struct job *job) {
-    int64_t now = now_ms();
-    if (job->state == RUNNING && now >= job->deadline_ms) mark_killed(job, TIMEOUT);
-    if (job->killed_ms && job->state != FREE) {
-        if (!kill_job(job)) return;
-        if (job->state == REPORTED) { /* a background job that flooded its pipe */
-            release(job);
-            return;
-        }
-        drain(job, &job->out, 64);
-        drain(job, &job->err, 64);
-        report(job);
-    }
-    if (job->state == DRAINING) {
+    if (job->state == RUNNING && now_ms() >= job->deadline_ms) mark_killed(job, TIMEOUT);
+    if (job->state == DRAINING && !job->killed_ms) {
         bool empty = drain(job, &job->out, 4) & drain(job, &job->err, 4);
         bool ended = job->out.fd < 0 && job->err.fd < 0;
-        if (job->killed_ms) return;
-        if (ended || (empty && now >= job->drain_ms)) report(job);
+        if (!job->killed_ms && (ended || (empty && now_ms() >= job->drain_ms))) report(job);
+    }
+    if (job->killed_ms && kill_job(job)) {
+        drain(job, &job->out, 64);
+        drain(job, &job->err, 64);
+        if (active(job)) report(job);
+        release(job);
     }
     if (job->state == REPORTED && job->out.fd < 0 && job->err.fd < 0) release(job);
 }
 
 static void kill_all(enum outcome why) {
-    for (size_t i = 0; i < MAX_JOBS; i++)
-        if (jobs[i].state == RUNNING || jobs[i].state == DRAINING) mark_killed(&jobs[i], why);
+    for EACH_JOB(job)
+        if (active(job)) mark_killed(job, why);
     kill(-1, SIGKILL);
 }
 
-static void check_oom_kills(void) {
-    char text[512];
-    if (box->oom_fd < 0) return;
-    ssize_t got = pread(box->oom_fd, text, sizeof text - 1, 0);
-    if (got <= 0) return;
-    text[got] = 0;
-    const char *at = strstr(text, "oom_kill ");
-    uint64_t count = at ? strtoull(at + 9, NULL, 10) : 0;
-    if (count > oom_kills) kill_all(OOM);
-    oom_kills = count;
-}
-
 static void watch_limits(void) {
+    const uint64_t *limits = box->setup->numbers;
+    char text[512];
     struct census census;
+    ssize_t got = box->oom_fd < 0 ? 0 : pread(box->oom_fd, text, sizeof text - 1, 0);
+    text[got > 0 ? got : 0] = 0;
+    const char *counter = strstr(text, "oom_kill ");
+    uint64_t kills = counter ? strtoull(counter + 9, NULL, 10) : 0;
+    if (kills > oom_kills) kill_all(OOM);
+    oom_kills = kills;
     take_census(box, &census);
-    check_oom_kills();
-    if (census.rss_bytes > box->setup->numbers[N_MEMORY] && total_pss(box) > box->setup->numbers[N_MEMORY])
-        kill_all(OOM); /* resident sizes count shared pages many times: only the slower figure decides */
-    if (census.threads >= box->setup->numbers[N_PIDS]) kill_all(PIDS_LIMIT);
+    if (census.rss_bytes > limits[N_MEMORY] && total_pss(box) > limits[N_MEMORY])
+        kill_all(OOM); /* resident sizes count shared pages many times: the slower figure decides */
+    if (census.threads >= limits[N_PIDS]) kill_all(PIDS_LIMIT);
     bool full = disk_is_full();
-    for (size_t i = 0; full && i < MAX_JOBS; i++)
-        if (jobs[i].state != FREE) jobs[i].disk_was_full = true;
+    for EACH_JOB(job) job->disk_was_full |= full && active(job);
 }
 
 static void reap(void) {
     int status;
     for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;) {
-        for (size_t i = 0; i < MAX_JOBS; i++) {
-            struct job *job = &jobs[i];
+        for EACH_JOB(job) {
             if (job->state != RUNNING || job->child.pid != pid) continue;
             job->state = DRAINING;
             job->status = status;
             job->drain_ms = now_ms() + DRAIN_MS;
-            check_oom_kills();
-            if (others_alive()) watch_limits(); /* a fork bomb's first process ends at once */
+            if (status || others_alive()) watch_limits(); /* a fork bomb's first process ends at once */
         }
     }
 }
 
-/* ---- requests ----------------------------------------------------------------------------------------------- */
+/* ---- requests ---- */
 
-static struct upload *upload_of(uint32_t id, bool make) {
-    struct upload *empty = NULL;
-    for (size_t i = 0; i < MAX_JOBS; i++) {
-        if (uploads[i].fd && uploads[i].id == id) return &uploads[i];
-        if (!uploads[i].fd) empty = &uploads[i];
-    }
-    if (!make || !empty) return NULL;
-    empty->fd = (int)syscall(SYS_memfd_create, "stdin", 1 /* MFD_CLOEXEC */);
-    empty->id = id;
-    if (empty->fd < 0) empty->fd = 0;
-    return empty->fd ? empty : NULL;
+static struct job *find_job(uint32_t id, enum job_state state) {
+    for EACH_JOB(job)
+        if (job->state == state && (state == FREE || job->id == id)) return job;
+    return NULL;
 }
 
 static void add_data(const struct frame *frame) {
-    struct upload *upload = upload_of(frame->id, true);
-    if (!upload) end("too many uploads");
+    struct job *job = find_job(frame->id, UPLOADING);
+    if (!job) {
+        if (!(job = find_job(0, FREE))) return; /* its F_EXEC will be refused */
+        *job = (struct job){.state = UPLOADING, .id = frame->id, .stdin_fd = sys_memfd("stdin"), .out.fd = -1, .err.fd = -1};
+    }
     for (uint32_t done = 0; done < frame->len;) {
-        ssize_t count = write(upload->fd, frame->body + done, frame->len - done);
-        if (count < 0) end("upload does not fit in memory");
+        ssize_t count = write(job->stdin_fd, frame->body + done, frame->len - done);
+        if (count <= 0) end("upload does not fit in memory");
         done += (uint32_t)count;
     }
 }
 
 static void start_job(const struct frame *frame) {
     struct exec_request request;
-    struct job *job = NULL;
     if (parse_exec(frame, &request)) end("malformed request");
-    for (size_t i = 0; i < MAX_JOBS && !job; i++)
-        if (jobs[i].state == FREE) job = &jobs[i];
-    struct upload *upload = upload_of(frame->id, false);
-    int stdin_fd = upload ? upload->fd : -1;
-    if (upload) upload->fd = 0;
+    struct job *job = find_job(frame->id, request.has_data ? UPLOADING : FREE);
     if (!job) {
-        refuse(frame->id, 126, "sandbox: too many commands and background jobs\n");
-    } else {
-        memset(job, 0, sizeof *job);
-        if (stdin_fd >= 0) lseek(stdin_fd, 0, SEEK_SET);
-        job->started_us = now_us();
-        if (start_child(box, &request, stdin_fd, &job->child)) {
-            refuse(frame->id, 126, errno == EAGAIN ? "sandbox: process limit reached\n" : "sandbox: cannot fork\n");
-        } else {
-            job->state = RUNNING;
-            job->id = frame->id;
-            job->kind = request.kind;
-            job->kill_bytes = request.kill_bytes;
-            job->deadline_ms = now_ms() + request.timeout_ms;
-            if (!open_stream(&job->out, job->child.out_fd, request.keep_bytes) ||
-                !open_stream(&job->err, job->child.err_fd, request.keep_bytes))
-                end("out of memory");
-        }
+        refuse(frame->id, "sandbox: too many commands and background jobs\n");
+        return;
+    }
+    int stdin_fd = request.has_data ? job->stdin_fd : -1;
+    if (stdin_fd >= 0) lseek(stdin_fd, 0, SEEK_SET);
+    uint32_t half = request.keep_bytes / 2 ? request.keep_bytes / 2 : 1;
+    *job = (struct job){.state = RUNNING, .id = frame->id, .kind = request.kind, .kill_bytes = request.kill_bytes};
+    job->started_us = now_us();
+    job->deadline_ms = now_ms() + request.timeout_ms;
+    bool bad = start_child(box, &request, stdin_fd, &job->child);
+    job->out = job->err = (struct stream){.head = half, .tail = half};
+    job->out.fd = job->child.out_fd;
+    job->err.fd = job->child.err_fd;
+    if (bad) {
+        refuse(frame->id, errno == EAGAIN ? "sandbox: process limit reached\n" : "sandbox: cannot start a process\n");
+        release(job);
     }
     if (stdin_fd >= 0) close(stdin_fd);
 }
@@ -398,9 +322,7 @@ static void send_upper(uint32_t id) {
     struct cmsghdr *cmsg = CMSG_FIRSTHDR(&message);
     put_u32(head + 4, id);
     put_u32(head + 8, F_UPPER);
-    cmsg->cmsg_level = SOL_SOCKET;
-    cmsg->cmsg_type = SCM_RIGHTS;
-    cmsg->cmsg_len = CMSG_LEN(sizeof(int));
+    *cmsg = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
     memcpy(CMSG_DATA(cmsg), &box->upper_fd, sizeof(int));
     if (sendmsg(SOCKET_FD, &message, MSG_NOSIGNAL) != sizeof head) end("cannot pass the upper directory");
 }
@@ -408,26 +330,20 @@ static void send_upper(uint32_t id) {
 static void handle(const struct frame *frame) {
     uint8_t number[4];
     struct census census;
-    struct job *job;
-    switch (frame->type) {
-    case F_DATA:
+    if (frame->type == F_DATA) {
         add_data(frame);
-        break;
-    case F_EXEC:
+    } else if (frame->type == F_EXEC) {
         start_job(frame);
-        break;
-    case F_KILL:
-        if ((job = find_job(frame->id))) mark_killed(job, NONZERO);
-        break;
-    case F_PING:
+    } else if (frame->type == F_KILL) {
+        for EACH_JOB(job)
+            if (active(job) && job->id == frame->id) mark_killed(job, NONZERO);
+    } else if (frame->type == F_PING) {
         take_census(box, &census);
         put_u32(number, census.processes);
         send_frame(frame->id, F_PONG, number, sizeof number);
-        break;
-    case F_SNAPSHOT:
+    } else if (frame->type == F_SNAPSHOT) {
         send_upper(frame->id);
-        break;
-    default:
+    } else {
         end("unknown request");
     }
 }
@@ -441,70 +357,58 @@ static void receive(void) {
     ssize_t got = recv(SOCKET_FD, at, room, MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (got <= 0) _exit(0); /* the owner closed us or died */
-    inbox_added(&inbox, (size_t)got);
+    inbox.used += (size_t)got;
     while ((more = inbox_next(&inbox, &frame)) > 0) handle(&frame);
     if (more < 0) end("malformed frame");
 }
 
-/* The launcher closed the pipe (it is gone), or wrote that we are in the memory cgroup now. */
+/* The launcher is gone, or wrote that we are in the memory cgroup now: commands that started before are not. */
 static void launcher_says(void) {
-    char byte;
-    if (read(box->alive_fd, &byte, 1) <= 0) _exit(0);
+    char number[16];
+    if (read(box->alive_fd, number, 1) <= 0) _exit(0);
+    rewinddir(box->proc);
+    for (pid_t pid; (pid = next_process(box));) {
+        int len = snprintf(number, sizeof number, "%d", (int)pid);
+        (void)!write(box->join_fd, number, (size_t)len);
+    }
 }
 
-/* ---- loop --------------------------------------------------------------------------------------------------- */
+/* ---- loop ---- */
 
 /* Milliseconds until something has to be looked at without an event. */
 static int next_timeout(int64_t watch_at, int64_t lease_end) {
     int64_t now = now_ms(), at = lease_end;
-    bool any = false;
-    for (size_t i = 0; i < MAX_JOBS; i++) {
-        const struct job *job = &jobs[i];
-        if (job->state == FREE) continue;
-        any = true;
-        int64_t due = job->state == RUNNING ? job->deadline_ms : job->state == DRAINING ? job->drain_ms : at;
-        if (job->killed_ms) due = now + KILL_RETRY_MS;
-        if (due < at) at = due;
+    for EACH_JOB(job) {
+        int64_t due = job->killed_ms ? now + KILL_RETRY_MS : job->state == RUNNING ? job->deadline_ms : job->drain_ms;
+        if ((active(job) || job->killed_ms) && due < at) at = due;
     }
-    if ((any || others_alive()) && watch_at < at) at = watch_at;
+    if (watch_at < at && others_alive()) at = watch_at;
     return at <= now ? 0 : at - now > 60000 ? 60000 : (int)(at - now);
 }
 
-static int64_t next_watch(void) {
-    for (size_t i = 0; i < MAX_JOBS; i++)
-        if (jobs[i].state == RUNNING || jobs[i].state == DRAINING) return now_ms() + WATCH_MS;
-    return now_ms() + WATCH_IDLE_MS;
-}
-
-static size_t add_streams(struct pollfd *fds, size_t n) {
-    bool busy = outbox.used - outbox.start > OUTBOX_FULL;
-    for (size_t i = 0; i < MAX_JOBS; i++) {
-        struct job *job = &jobs[i];
-        if (job->state == FREE) continue;
-        if (job->out.fd >= 0 && !(busy && job->kind == EXEC_READ))
-            fds[n++] = (struct pollfd){.fd = job->out.fd, .events = POLLIN};
-        if (job->err.fd >= 0) fds[n++] = (struct pollfd){.fd = job->err.fd, .events = POLLIN};
-    }
+static size_t streams_of(const struct job *job, struct pollfd *fds) {
+    size_t n = 0;
+    bool wait = job->kind == EXEC_READ && outbox.used - outbox.start > OUTBOX_FULL; /* the owner is slower than the disk */
+    if (job->state < RUNNING) return 0;
+    if (job->out.fd >= 0 && !wait) fds[n++] = (struct pollfd){.fd = job->out.fd, .events = POLLIN};
+    if (job->err.fd >= 0) fds[n++] = (struct pollfd){.fd = job->err.fd, .events = POLLIN};
     return n;
 }
 
 static void read_streams(const struct pollfd *fds, size_t n) {
-    for (size_t k = 0; k < n; k++) {
-        if (!fds[k].revents) continue;
-        for (size_t i = 0; i < MAX_JOBS; i++) {
-            if (jobs[i].state == FREE) continue;
-            if (jobs[i].out.fd == fds[k].fd) drain(&jobs[i], &jobs[i].out, 4);
-            else if (jobs[i].err.fd == fds[k].fd) drain(&jobs[i], &jobs[i].err, 4);
+    for (size_t k = 0; k < n; k++)
+        for EACH_JOB(job) {
+            if (!fds[k].revents || job->state < RUNNING) continue;
+            if (job->out.fd == fds[k].fd) drain(job, &job->out, 4);
+            if (job->err.fd == fds[k].fd) drain(job, &job->err, 4);
         }
-    }
 }
 
 static int watch_deaths(void) {
     sigset_t set;
     sigemptyset(&set);
     sigaddset(&set, SIGCHLD);
-    if (sigprocmask(SIG_BLOCK, &set, NULL)) fail("signal mask");
-    int fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    int fd = sigprocmask(SIG_BLOCK, &set, NULL) ? -1 : signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     if (fd < 0) fail("signalfd");
     return fd;
 }
@@ -512,37 +416,33 @@ static int watch_deaths(void) {
 void supervise(struct sandbox *self) {
     static struct pollfd fds[3 + 2 * MAX_JOBS];
     struct signalfd_siginfo info;
+    uint8_t real_root[4];
     box = self;
     int deaths = watch_deaths();
-    int64_t lease_end = now_ms() + (int64_t)box->setup->numbers[N_LEASE_MS];
-    int64_t watch_at = 0;
-    uint8_t real_root[4];
-    put_u32(real_root, box->id.real_root);
+    int64_t lease_end = now_ms() + (int64_t)box->setup->numbers[N_LEASE_MS], watch_at = 0;
+    put_u32(real_root, box->real_root);
     send_frame(0, F_READY, real_root, sizeof real_root);
     for (;;) {
         flush_outbox();
-        short wanted = outbox.start < outbox.used ? POLLIN | POLLOUT : POLLIN;
-        fds[0] = (struct pollfd){.fd = SOCKET_FD, .events = wanted};
+        size_t n = 3;
+        fds[0] = (struct pollfd){.fd = SOCKET_FD, .events = outbox.start < outbox.used ? POLLIN | POLLOUT : POLLIN};
         fds[1] = (struct pollfd){.fd = deaths, .events = POLLIN};
         fds[2] = (struct pollfd){.fd = box->alive_fd, .events = POLLIN};
-        size_t n = add_streams(fds, 3);
+        for EACH_JOB(job) n += streams_of(job, fds + n);
         if (poll(fds, n, next_timeout(watch_at, lease_end)) < 0 && errno != EINTR) end("poll failed");
         read_streams(fds + 3, n - 3);
-        if (fds[1].revents) {
-            while (read(deaths, &info, sizeof info) > 0) {}
-            reap();
-        }
+        while (fds[1].revents && read(deaths, &info, sizeof info) > 0) {}
+        if (fds[1].revents) reap();
         if (fds[2].revents) launcher_says();
-        if (fds[0].revents) {
-            receive();
-            if (watch_at > now_ms() + WATCH_MS) watch_at = now_ms() + WATCH_MS;
+        if (fds[0].revents) receive();
+        bool busy = false;
+        for EACH_JOB(job) {
+            advance(job);
+            busy |= active(job);
         }
-        if (now_ms() >= watch_at) {
-            if (others_alive()) watch_limits();
-            watch_at = next_watch();
-        }
-        for (size_t i = 0; i < MAX_JOBS; i++)
-            if (jobs[i].state != FREE) advance(&jobs[i]);
+        int64_t next = now_ms() + (busy ? WATCH_MS : WATCH_IDLE_MS);
+        if (now_ms() >= watch_at && others_alive()) watch_limits();
+        if (now_ms() >= watch_at || next < watch_at) watch_at = next;
         if (now_ms() >= lease_end) end("lease ended");
     }
 }

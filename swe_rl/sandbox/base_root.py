@@ -26,6 +26,16 @@ _ETC = {
     "/etc/gitconfig": "[user]\n\tname = agent\n\temail = agent@localhost\n[safe]\n\tdirectory = *\n"
     "[init]\n\tdefaultBranch = main\n[gc]\n\tauto = 0\n[advice]\n\tdetachedHead = false\n",
 }
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_LINKS = {
+    "/dev/fd": "/proc/self/fd",
+    "/dev/stdin": "/proc/self/fd/0",
+    "/dev/stdout": "/proc/self/fd/1",
+    "/dev/stderr": "/proc/self/fd/2",
+    "/dev/ptmx": "pts/ptmx",
+    "/var/tmp": "../tmp",
+    "/etc/mtab": "/proc/self/mounts",
+}
 _ENV = {
     "HOME": "/home/agent",
     "USER": "agent",
@@ -63,41 +73,42 @@ def shell_path() -> str:
 
 @functools.cache
 def _base_items() -> bytes:
+    """All that does not depend on the spec. Later items may lie inside earlier ones, so the order matters."""
     parts = []
     for path in _SYSTEM:
         if os.path.islink(path):
-            parts.append(wire.tagged(wire.LINK, wire.text(os.readlink(path)), wire.text(path)))
+            parts.append(wire.item(wire.LINK, path, os.readlink(path)))
         elif os.path.isdir(path):
-            parts.append(_bind(path, path))
+            parts.append(wire.item(wire.BIND, path, path))
     prefix = Path(sys.base_prefix).resolve()
     if not any(prefix.is_relative_to(path) for path in _SYSTEM):
-        parts.append(_bind(str(prefix), sys.base_prefix))
-    parts += [_bind(os.path.realpath(path), path) for path in _ETC_SHARED if os.path.exists(path)]
-    parts += [wire.tagged(wire.FILE, wire.text(path), wire.blob(content.encode())) for path, content in _ETC.items()]
-    parts.append(wire.tagged(wire.LINK, wire.text("../tmp"), wire.text("/var/tmp")))
+        parts.append(wire.item(wire.BIND, sys.base_prefix, str(prefix)))
+    parts += [wire.item(wire.BIND, path, os.path.realpath(path)) for path in _ETC_SHARED if os.path.exists(path)]
+    parts += [wire.item(wire.FILE, path, content) for path, content in _ETC.items()]
+    parts += [wire.item(wire.DEVICE, f"/dev/{name}", f"/dev/{name}") for name in _DEVICES]
+    parts += [wire.item(wire.LINK, path, target) for path, target in _LINKS.items()]
+    parts.append(wire.item(wire.SHELL_PATH, shell_path()))
     return b"".join(parts)
 
 
-def _bind(source: str, target: str) -> bytes:
-    return wire.tagged(wire.BIND, wire.text(source), wire.text(target))
-
-
-def setup_body(spec: SandboxSpec, *, cgroup: str | None = None, flags: int = 0) -> bytes:
-    """Body of the SETUP frame. Later items may lie inside earlier ones, so the order matters."""
+def setup_body(spec: SandboxSpec, *, cgroup: tuple[str, str] | None = None, flags: int = 0) -> bytes:
+    """Body of the SETUP frame. `cgroup` is a directory to create and the name of the limit file in it."""
     limits = spec.limits
-    parts = [_base_items(), wire.tagged(wire.WORKDIR, wire.text(spec.workdir))]
-    parts += [_bind(os.path.abspath(source), target) for source, target in spec.readonly_mounts]
-    parts += [wire.tagged(wire.LAYER, wire.text(os.path.abspath(layer))) for layer in spec.layers]
-    parts += [wire.tagged(wire.ENV, wire.text(f"{name}={value}")) for name, value in environment(spec).items()]
-    parts.append(wire.tagged(wire.SHELL_PATH, wire.text(shell_path())))
-    if cgroup:
-        parts.append(wire.tagged(wire.CGROUP, wire.text(cgroup)))
-    parts += [
-        wire.number(wire.MEMORY, limits.memory_bytes),
-        wire.number(wire.PIDS, limits.pids),
-        wire.number(wire.DISK, limits.disk_bytes),
-        wire.number(wire.LEASE_MS, int(limits.lease_s * 1000)),
-        wire.number(wire.OWNER, os.getpid()),
-        wire.number(wire.FLAGS, flags),
+    parts = [
+        wire.numbers(
+            memory=limits.memory_bytes,
+            pids=limits.pids,
+            disk=limits.disk_bytes,
+            lease_ms=int(limits.lease_s * 1000),
+            owner=os.getpid(),
+            flags=flags,
+        ),
+        _base_items(),
+        wire.item(wire.WORKDIR, spec.workdir),
     ]
+    parts += [wire.item(wire.BIND, target, os.path.abspath(source)) for source, target in spec.readonly_mounts]
+    parts += [wire.item(wire.LAYER, os.path.abspath(layer)) for layer in spec.layers]
+    parts += [wire.item(wire.ENV, f"{name}={value}") for name, value in environment(spec).items()]
+    if cgroup:
+        parts.append(wire.item(wire.CGROUP, *cgroup))
     return b"".join(parts)

@@ -142,6 +142,7 @@ class LocalSandbox:
             timeout_s=limit_s,
             keep_bytes=limits.output_bytes,
             kill_bytes=limits.output_kill_bytes,
+            has_data=stdin is not None,
         )
         frame, _ = await self._call(wire.EXEC, body, data=stdin, limit_s=limit_s)
         return wire.parse_result(frame.body)
@@ -192,7 +193,13 @@ class LocalSandbox:
         if b"\0" in name or not name:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
         body = wire.exec_body(
-            kind, name, cwd=self.spec.workdir, timeout_s=FILE_S, keep_bytes=4096, kill_bytes=MAX_FILE_BYTES
+            kind,
+            name,
+            cwd=self.spec.workdir,
+            timeout_s=FILE_S,
+            keep_bytes=4096,
+            kill_bytes=MAX_FILE_BYTES,
+            has_data=data is not None,
         )
         return await self._call(wire.EXEC, body, data=data, limit_s=FILE_S)
 

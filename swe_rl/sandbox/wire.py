@@ -21,8 +21,7 @@ _HEADER = struct.Struct("<III")  # body length, request id, type
 _RESULT = struct.Struct("<IIQQQIII")
 _OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)  # the supervisor numbers them in this order
 
-BIND, LINK, FILE, WORKDIR, LAYER, ENV, NUMBER, CGROUP, SHELL_PATH = range(1, 10)
-MEMORY, PIDS, DISK, LEASE_MS, OWNER, FLAGS = range(6)
+BIND, DEVICE, LINK, FILE, WORKDIR, LAYER, ENV, SHELL_PATH, CGROUP = range(1, 10)  # items of a SETUP body
 FLAG_NO_IDMAP, FLAG_USERNS = 1, 2
 
 
@@ -30,27 +29,28 @@ def frame(kind: int, request_id: int, body: bytes = b"") -> bytes:
     return _HEADER.pack(len(body), request_id, kind) + body
 
 
-def text(value: str) -> bytes:
-    """A NUL-terminated string with its length in front. File names keep undecodable bytes (surrogateescape)."""
-    return blob(value.encode("utf-8", "surrogateescape") + b"\0")
+def _blob(value: str | bytes) -> bytes:
+    """Length, bytes, a NUL that is not counted. File names keep undecodable bytes (surrogateescape)."""
+    raw = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
+    return struct.pack("<I", len(raw)) + raw + b"\0"
 
 
-def blob(value: bytes) -> bytes:
-    return struct.pack("<I", len(value)) + value
+def item(op: int, a: str, b: str | bytes = b"") -> bytes:
+    """One item of a SETUP body; csrc/sandboxd/frame.h says what `a` and `b` are for each op."""
+    return struct.pack("<I", op) + _blob(a) + _blob(b)
 
 
-def tagged(tag: int, *parts: bytes) -> bytes:
-    return struct.pack("<I", tag) + b"".join(parts)
+def numbers(*, memory: int, pids: int, disk: int, lease_ms: int, owner: int, flags: int) -> bytes:
+    """The head of a SETUP body."""
+    return struct.pack("<6Q", memory, pids, disk, lease_ms, owner, flags)
 
 
-def number(index: int, value: int) -> bytes:
-    return struct.pack("<IIQ", NUMBER, index, value)
-
-
-def exec_body(kind: int, command: bytes, *, cwd: str, timeout_s: float, keep_bytes: int, kill_bytes: int) -> bytes:
+def exec_body(
+    kind: int, command: bytes, *, cwd: str, timeout_s: float, keep_bytes: int, kill_bytes: int, has_data: bool
+) -> bytes:
     timeout_ms = min(max(int(timeout_s * 1000), 1), 0xFFFFFFFF)
-    head = struct.pack("<IIIQ", kind, timeout_ms, min(keep_bytes, MAX_KEEP), kill_bytes)
-    return head + text(cwd) + blob(command + b"\0")
+    head = struct.pack("<IIIIQ", kind, has_data, timeout_ms, min(keep_bytes, MAX_KEEP), kill_bytes)
+    return head + _blob(cwd) + _blob(command)
 
 
 @dataclass(frozen=True, slots=True)
