@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from swe_rl.rollout.records import from_json, from_row, parquet_schema, to_json, to_row
 from swe_rl.types import Trajectory
@@ -92,7 +92,13 @@ class Journal:
             self._cache.pop((phase, step), None)
         return target
 
+    def compact_all(self) -> list[Path]:
+        """Compacts every step that is still in the append-only form; for the end of a phase or a run."""
+        steps = [path.stem.rpartition("-") for path in sorted(self._directory.glob("*.journal"))]
+        return [self.compact(unquote(phase), int(step)) for phase, _, step in steps]
+
     def close(self) -> None:
+        """Closes the open files; what was appended is on disk already. Idempotent."""
         with self._lock:
             for stream in self._open.values():
                 stream.close()

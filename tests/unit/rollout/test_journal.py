@@ -146,6 +146,17 @@ def test_additions_after_compaction_and_both_files(tmp_path: Path) -> None:
     assert Journal(tmp_path).finished("empty", 3) == []
 
 
+def test_compact_all(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    keys = [key(0), key(0, step=12), key(0, phase="eval-a/b-c.d", step=3)]
+    for where in keys:
+        journal.append(where, make_trajectory())
+    assert len(journal.compact_all()) == 3
+    assert {path.suffix for path in tmp_path.iterdir()} == {".parquet"}
+    assert all(Journal(tmp_path).get(where) == make_trajectory() for where in keys)
+    assert journal.compact_all() == []
+
+
 def test_a_failed_write_leaves_no_broken_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = Journal(tmp_path)
     journal.append(key(0), make_trajectory(index=0))
