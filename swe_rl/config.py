@@ -149,7 +149,7 @@ class PhaseConfig:
 
 @dataclass(kw_only=True)
 class EvalConfig:
-    splits: dict[str, int] = field(default_factory=lambda: {"heldout": 256, "hard": 128})  # split -> number of tasks
+    splits: dict[str, int] = field(default_factory=dict)  # held-out split -> number of tasks
     greedy_tasks: int = 128  # at most so many tasks per split get one greedy attempt as well; 0: none
     samples_per_task: int = 1  # at temperature 1
     base_tasks: int = 32  # tasks per split for the row "base" (an untrained policy rambles, so few); 0: no such row

@@ -110,7 +110,8 @@ def begin_phase(run: Run, phase: PhaseConfig, cfg: TrainConfig) -> None:
         else:
             run.backend.load_weights(run.pending_state["model"], policy_version=run.pending_state["policy_version"])
         run.pending_state = None
-    run.metrics.message(f"phase {phase.name}: {phase.data}" + (f", from step {run.position.step}" if run.position.step else ""))
+    resumed = f", from step {run.position.step}" if run.position.step else ""
+    run.metrics.message(f"phase {phase.name}: {phase.data}{resumed}")
 
 
 async def run_steps(run: Run, phase: PhaseConfig, cfg: TrainConfig) -> bool:
@@ -167,8 +168,8 @@ def weigh(samples: Sequence[TrainSample], cfg: TrainConfig) -> list[TrainSample]
 
 
 def behaviour(batches: Sequence[PackedBatch], cfg: TrainConfig, phase: PhaseConfig) -> list[PackedBatch]:
-    """Asynchronous rollouts come from older weights: their engine logprobs are the old policy (bypass mode, so the ratio
-    covers staleness). Synchronous ones take one step per batch, for which the old policy is the current one."""
+    """The batches with the old policy they need. Asynchronous rollouts come from older weights: their engine logprobs are
+    the old policy (bypass mode: the ratio covers staleness). Synchronous ones: one step per batch, old is current."""
     if phase.data != "rollouts" or cfg.rollout.max_staleness == 0:
         return list(batches)
     return [replace(batch, old_logprobs=batch.rollout_logprobs) for batch in batches]
@@ -256,8 +257,8 @@ async def evaluate_phase(run: Run, cfg: TrainConfig, *, name: str, limit: int = 
                     gather=mesh.gather_objects,
                 )
             )
-            result = results[-1]
-            run.metrics.message(f"{name} {split} {mode}: {result.success:.3f} ± {result.stderr:.3f} (n={result.num_tasks})")
+            found = results[-1]
+            run.metrics.message(f"{name} {split} {mode}: {found.success:.3f} ± {found.stderr:.3f} (n={found.num_tasks})")
     if mesh.is_main() and not run.stopping:
         run.dir.add_results([{"phase": name, **result.as_row()} for result in results])
     return results

@@ -6,6 +6,7 @@ next step, it has trained and published the one before: that is what lets the on
 
 from __future__ import annotations
 
+import logging
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -22,6 +23,8 @@ from swe_rl.rollout.buffer import RolloutBuffer
 from swe_rl.rollout.collector import Collector
 from swe_rl.rollout.seeds import stable_seed
 from swe_rl.types import Task, TrainSample, Trajectory, TrajectoryGroup
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +51,14 @@ def supervised_stream(
 ) -> tuple[int, AsyncGenerator[StepSamples]]:
     """(number of steps, stream) of supervised mini-batches; turns that could not be parsed are masked.
 
-    Raises ConfigError when there is nothing to learn from.
+    No trajectory means no step: the phase leaves the weights as they are, and says so.
     """
     samples = [s for t in trajectories for s in to_samples(t, 1.0, mask_format_errors=True)]
     if not samples:
-        raise ConfigError(
-            f"phase {phase.name!r} has no trajectory to learn from: no attempt passed; raise phases.{phase.name}.num_tasks "
-            "or samples_per_task, or train the phase before it longer"
+        log.warning(
+            "phase %s: no attempt passed, so there is nothing to learn from and the weights stay as they are; raise its "
+            "num_tasks or samples_per_task, or train the phase before it longer",
+            phase.name,
         )
     num_steps = num_supervised_steps(len(samples), batch_size=phase.batch_size, epochs=phase.epochs)
 

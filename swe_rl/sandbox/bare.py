@@ -13,6 +13,7 @@ from collections import deque
 from typing import Self
 
 from swe_rl.sandbox.base_root import environment, shell_path
+from swe_rl.sandbox.owner import owner_label
 from swe_rl.types import ExecResult, Outcome, SandboxSpec
 
 PREFIX = "swe-rl-bare-"
@@ -61,7 +62,7 @@ class BareSandbox:
 
     async def start(self) -> Self:
         warnings.warn(_WARNING, stacklevel=2)
-        self._root = tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-")
+        self._root = tempfile.mkdtemp(prefix=f"{PREFIX}{owner_label()}-")
         os.makedirs(self._host("/tmp"), exist_ok=True)
         os.makedirs(self._host(self.spec.workdir), exist_ok=True)
         for layer in reversed(self.spec.layers):

@@ -23,9 +23,13 @@ from swe_rl.errors import ConfigError, SandboxError, SandboxLost, SandboxUnavail
 from swe_rl.sandbox import wire
 from swe_rl.sandbox.base_root import setup_body
 from swe_rl.sandbox.binary import sandboxd_path
+from swe_rl.sandbox.cgroup import new_group
 from swe_rl.sandbox.channel import Channel
+from swe_rl.sandbox.owner import owner_label
 from swe_rl.types import ExecResult, SandboxSpec
 
+PROGRAM = "swe-sandboxd"
+OWNER_ARGUMENT = "owner="  # in the launcher's command line, for reap.py and for whoever looks at `ps`
 READY_S = 20.0  # a loaded machine may need long; a healthy one needs milliseconds
 REPLY_MARGIN_S = 15.0  # the supervisor enforces the limits; this guards against the supervisor itself
 CLOSE_S = 5.0
@@ -48,9 +52,10 @@ class _Request:
 class LocalSandbox:
     """Implements protocols.Sandbox. Make one with `open_sandbox` or `SandboxPool.lease`."""
 
-    def __init__(self, spec: SandboxSpec, *, flags: int = 0) -> None:
+    def __init__(self, spec: SandboxSpec, *, flags: int = 0, use_cgroup: bool = True) -> None:
         self.spec = spec
-        self._flags = flags
+        self._flags = flags  # wire.FLAG_*: force a fallback
+        self._use_cgroup = use_cgroup
         self._channel: Channel | None = None
         self._launcher = 0  # pid
         self._launcher_gone: asyncio.Future[None] | None = None
@@ -66,7 +71,7 @@ class LocalSandbox:
         Raises SandboxUnavailable when this machine cannot make sandboxes, SandboxError for any other failure.
         """
         _check(self.spec)
-        body = setup_body(self.spec, flags=self._flags)
+        body = setup_body(self.spec, cgroup=new_group() if self._use_cgroup else None, flags=self._flags)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._launcher = _spawn(theirs)
@@ -174,7 +179,7 @@ class LocalSandbox:
         assert self._channel is not None
         upper = self._channel.passed_fds.popleft()
         try:
-            return await LocalSandbox(self.spec, flags=self._flags).start(copy_from=upper)
+            return await LocalSandbox(self.spec, flags=self._flags, use_cgroup=self._use_cgroup).start(copy_from=upper)
         finally:
             os.close(upper)
 
@@ -295,7 +300,7 @@ def _spawn(theirs: socket.socket) -> int:
     null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
     return os.posix_spawn(
         sandboxd_path(),
-        ["swe-sandboxd"],
+        [PROGRAM, OWNER_ARGUMENT + owner_label()],
         {},
         file_actions=[*null, (os.POSIX_SPAWN_DUP2, theirs.fileno(), 3)],
         setsigmask=(),

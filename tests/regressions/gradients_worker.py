@@ -122,6 +122,10 @@ def rank_share(samples: Sequence[TrainSample], *, rank: int, world: int) -> list
     return with_old(pack(others, max_tokens=1000)) if rank == world - 1 else []
 
 
+def largest_difference(left: Sequence[Tensor], right: Sequence[Tensor]) -> float:
+    return max(float((a - b).nan_to_num().abs().max()) for a, b in zip(left, right, strict=True))
+
+
 def main() -> None:
     out, dtype, sharded, objective = sys.argv[1], getattr(torch, sys.argv[2]), sys.argv[3] == "sharded", sys.argv[4]
     torch.set_num_threads(1)
@@ -136,9 +140,16 @@ def main() -> None:
     moved = {n: w.clone() for n, w in trainer.weights().items()}
     state = trainer.state_dict()
     trainer.load_state_dict(state)
-    changed = max(float((a - b).nan_to_num().abs().max()) for a, b in zip(scores, rescored, strict=True))
+    changed = largest_difference(scores, rescored)
+    trainer.load_weights({n: 1.1 * w for n, w in moved.items()})
+    reloaded = largest_difference(rescored, trainer.logprobs(batches))
     if mesh.is_main():
-        result = {"gradients": gradients, "weights": moved, "tokens": totals.num_loss_tokens, "changed": changed}
+        result = {
+            "gradients": gradients,
+            "weights": moved,
+            "tokens": totals.num_loss_tokens,
+            "changed": min(changed, reloaded),
+        }
         torch.save({**result, "loss": stats.loss, "grad_norm": stats.grad_norm, "optimizer": state["optimizer"]}, out)
     mesh.barrier()
     mesh.shutdown()

@@ -161,7 +161,7 @@ def test_two_processes_equal_one(tmp_path: Path, dtype: str, sharding: str, obje
     stats = trainer.train_step(batches, learning_rate=1e-2, objective=objective)
     assert result["loss"] == pytest.approx(stats.loss, rel=1e-5)
     assert result["grad_norm"] == pytest.approx(stats.grad_norm, rel=1e-5)
-    assert result["changed"] > 1e-3, "scoring after the step must see the new weights"
+    assert result["changed"] > 1e-3, "scoring must see new weights, after a step and after loading"
     bound = 1e-8 if kind == torch.float64 else 1e-4  # Adam's first step is a sign: tiny gradients are amplified
     for name, weight in trainer.weights().items():
         assert (result["weights"][name] - weight).norm() <= bound * weight.norm(), name

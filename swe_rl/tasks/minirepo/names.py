@@ -7,11 +7,11 @@ from __future__ import annotations
 
 FUNCTIONS = tuple(
     "bake bend blend brew carve chop clip coil crush drain draw drift dump feed fetch fill flip fold forge graft grind "
-    "hoist join knit lift melt mend merge mix pack peel plot pour pull rinse roast scan sew sift slice spin split "
+    "hoist join knit lift melt mend merge mix pack peel plot pour pull rinse roast scan sew sift slide spin split "
     "stack stir swap tidy trim weave weld".split()
 )
 VARIABLES = tuple(
-    "band base bond cell code cost disk edge form fuse gate grid lamp lead link load mark mesh node page path rank "
+    "band base bond cell coin cost disk edge form fuse gate grid lamp lead link load mark mesh node page path rank "
     "road root row seed shop slot span tick tile tone unit wave wing zone".split()
 )
 MODULES = tuple("bench board cabin depot dock field forest garage harbor house kiln mill port shed shelf yard".split())

@@ -179,13 +179,11 @@ STANDARD: tuple[Template, ...] = (
         name="running",
         arguments=("numbers",),
         source='''def F(A):
-    """Running sums of A, without the first, set to 0 when above K."""
+    """Running sums of A, without the first; after K or more the next is 0."""
     X = 0
     Z = []
     for Y in A[1:]:
-        X += Y
-        if X > K:
-            X = 0
+        X = X + Y if X < K else 0
         Z.append(X)
     return Z''',
         k_range=(5, 14),
