@@ -1,7 +1,7 @@
 """THE loop. Every phase is the same five lines: take samples, weigh, step, publish, record.
 
 What differs between supervised warm start, rejection fine-tuning and reinforcement learning is where the samples come from
-(rollout/streams.py) and the objective. Synchronous training is asynchronous training with max_staleness=0.
+(sample_streams.py) and the objective. Synchronous training is asynchronous training with max_staleness=0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from swe_rl.inference import EmbeddedEngine
 from swe_rl.metrics import MetricsLogger, Progress
 from swe_rl.rollout.collector import Collector
 from swe_rl.rollout.journal import Journal
-from swe_rl.rollout.streams import Share, StepSamples, collect_passed, rollout_stream, supervised_stream
+from swe_rl.sample_streams import Share, StepSamples, collect_passed, rollout_stream, supervised_stream
 from swe_rl.training import checkpoint, mesh
 from swe_rl.training.phase_cache import cached_weights
 from swe_rl.training.run_dir import RunDir
@@ -98,7 +98,11 @@ async def run_phase(run: Run, phase: PhaseConfig, cfg: TrainConfig) -> bool:
     await publish(run.backend, run.engine)
     if phase.evaluate:
         await evaluate_phase(run, cfg, name=phase.name)
-    return not run.stopping
+    if run.stopping:
+        save_checkpoint(run)  # with the steps of the phase done: a resumed run goes straight to the evaluation
+        return False
+    run.journal.compact_all()
+    return True
 
 
 def begin_phase(run: Run, phase: PhaseConfig, cfg: TrainConfig) -> None:
@@ -258,7 +262,9 @@ async def evaluate_phase(run: Run, cfg: TrainConfig, *, name: str, limit: int = 
                 )
             )
             found = results[-1]
-            run.metrics.message(f"{name} {split} {mode}: {found.success:.3f} ± {found.stderr:.3f} (n={found.num_tasks})")
+            run.metrics.message(
+                f"{name} {split} {mode}: {found.success:.3f} ± {found.stderr:.3f} (n={found.num_tasks})"
+            )
     if mesh.is_main() and not run.stopping:
         run.dir.add_results([{"phase": name, **result.as_row()} for result in results])
     return results

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -23,8 +24,8 @@ from swe_rl.protocols import Policy
 from swe_rl.rollout.collector import Collector
 from swe_rl.rollout.demonstrations import Demonstrator, DemonstratorPolicy, collect_demonstrations, sessions
 from swe_rl.rollout.journal import Journal
-from swe_rl.rollout.streams import Share, step_tasks
 from swe_rl.rollout.wiring import rollout_parts
+from swe_rl.sample_streams import Share, step_tasks
 from swe_rl.sandbox import SandboxPool
 from swe_rl.tasks import load_tasks
 from swe_rl.tasks.minirepo.demonstrator import Demonstrator as MinirepoDemonstrator
@@ -33,7 +34,7 @@ from swe_rl.train_loop import Position, Run
 from swe_rl.training import checkpoint, mesh
 from swe_rl.training.run_dir import RunDir, open_run_dir
 from swe_rl.training.torch_backend import TorchBackend
-from swe_rl.types import Task, Trajectory
+from swe_rl.types import Reward, Task, Trajectory
 
 
 @asynccontextmanager
@@ -138,7 +139,9 @@ def restore(run: Run) -> None:
     run.metrics.message(f"resuming from {path.name}: phase {run.position.phase + 1}, step {run.position.step}")
 
 
-def make_collector(cfg: TrainConfig, *, parts: Parts, policy: Policy, journal: Journal | None, **changes: Any) -> Collector:
+def make_collector(
+    cfg: TrainConfig, *, parts: Parts, policy: Policy, journal: Journal | None, **changes: Any
+) -> Collector:
     """A collector whose limits are those of `cfg` (a phase may have its own)."""
     made = rollout_parts(cfg, pool=parts.pool, renderer=parts.renderer, trees=parts.trees)
     return Collector(
@@ -146,7 +149,9 @@ def make_collector(cfg: TrainConfig, *, parts: Parts, policy: Policy, journal: J
     )
 
 
-async def demonstrate(phase: PhaseConfig, cfg: TrainConfig, share: Share, *, parts: Parts, tasks: list[Task]) -> list[Trajectory]:
+async def demonstrate(
+    phase: PhaseConfig, cfg: TrainConfig, share: Share, *, parts: Parts, tasks: list[Task]
+) -> list[Trajectory]:
     """Plays the demonstrations of a phase in real sandboxes, ungraded: imperfect ones are the point."""
     chosen = share.of(step_tasks(tasks, step=0, count=phase.num_tasks, seed=cfg.seed, phase=phase.name))
     scripts = {
@@ -155,10 +160,15 @@ async def demonstrate(phase: PhaseConfig, cfg: TrainConfig, share: Share, *, par
     }
     made = rollout_parts(cfg, pool=parts.pool, renderer=parts.renderer, trees=parts.trees)
     policy = DemonstratorPolicy(scripts, renderer=parts.renderer, action_format=made.action_format)
-    collector = make_collector(cfg, parts=parts, policy=policy, journal=None)
+    collector = make_collector(cfg, parts=parts, policy=policy, journal=None, grade=_ungraded)
     return share.gather(
         await collect_demonstrations(collector, chosen, samples_per_task=phase.samples_per_task, phase=phase.name)
     )
+
+
+async def _ungraded(task: Task, patch: bytes) -> Reward:
+    """Demonstrations are imitated whatever they achieve: grading them would only cost time."""
+    return Reward(value=math.nan)
 
 
 def _demonstrator(task: Task, phase: PhaseConfig, *, seed: int) -> Demonstrator:

@@ -15,7 +15,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
     ("cli",),
     ("train_loop",),
-    ("evaluation", "curation"),
+    ("evaluation", "curation", "sample_streams"),
     ("rollout", "training"),
     ("rewards", "agents", "inference", "algorithms", "batching"),
     ("models",),

@@ -128,9 +128,7 @@ async def rollout_stream(
                 await buffer.put(group)
 
     capacity = max(1, phase.tasks_per_step) * (1 + cfg.rollout.max_staleness)
-    async with RolloutBuffer(
-        max_staleness=cfg.rollout.max_staleness, capacity=capacity, version=first_step
-    ) as buffer:
+    async with RolloutBuffer(max_staleness=cfg.rollout.max_staleness, capacity=capacity, version=first_step) as buffer:
         buffer.start(produce)
         for step, chosen in per_step.items():
             groups = await buffer.take(len(chosen))
@@ -180,7 +178,10 @@ def with_credit(groups: Sequence[TrajectoryGroup], algo: AlgoConfig, *, step: in
 def _rollout_metrics(groups: Sequence[TrajectoryGroup], counts: Counter[str]) -> dict[str, float]:
     trajectories = [t for group in groups for t in group.trajectories]
     rewards = [t.reward.value for t in trajectories if t.reward is not None]
-    metrics = {f"rollout/{name}": float(counts[name]) for name in ("solve_none", "solve_all", "solve_partial", "masked", "singleton")}
+    metrics = {
+        f"rollout/{name}": float(counts[name])
+        for name in ("solve_none", "solve_all", "solve_partial", "masked", "singleton")
+    }
     metrics["rollout/reward_mean"] = fmean(rewards) if rewards else 0.0
     metrics["rollout/num_turns_mean"] = fmean(len(t.turns) for t in trajectories)
     metrics["rollout/num_tokens_mean"] = fmean(len(t.token_ids) for t in trajectories)
@@ -188,4 +189,3 @@ def _rollout_metrics(groups: Sequence[TrajectoryGroup], counts: Counter[str]) ->
     for reason, count in Counter(str(t.stop_reason) for t in trajectories).items():
         metrics[f"stop_reason/{reason}"] = float(count)
     return metrics
-
