@@ -12,7 +12,7 @@ FUNCTIONS = tuple(
 )
 VARIABLES = tuple(
     "band base bond cell coin cost disk edge form fuse gate grid lamp lead link load mark mesh node page path rank "
-    "road root row seed shop slot span tick tile tone unit wave wing zone".split()
+    "road root row seed shop slot span tick tile tone unit wand wing zone".split()
 )
 MODULES = tuple("bench board cabin depot dock field forest garage harbor house kiln mill port shed shelf yard".split())
 PACKAGES = tuple("amber birch cedar coral ember flint ivory jade lotus maple onyx pearl".split())
