@@ -5,7 +5,7 @@ set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 target=${1:?usage: sh build.sh TARGETDIR}
 mkdir -p "$target"
-flags="-std=gnu11 -O2 -static -Wall -Wextra -Werror -fno-strict-aliasing ${CFLAGS_EXTRA:-}"
+flags="-std=gnu11 -D_GNU_SOURCE -O2 -static -Wall -Wextra -Werror -fno-strict-aliasing ${CFLAGS_EXTRA:-}"
 temporary="$target/.swe-sandboxd.$$"
 trap 'rm -f "$temporary"' EXIT
 for compiler in musl-gcc cc gcc clang; do

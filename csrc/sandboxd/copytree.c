@@ -2,15 +2,8 @@
  *
  * The source was written by untrusted commands and may change meanwhile: every step is relative to an open
  * directory and follows no link. */
-#define _GNU_SOURCE
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <string.h>
 #include <sys/sendfile.h>
-#include <sys/stat.h>
 #include <sys/xattr.h>
-#include <unistd.h>
 
 #include "sandboxd.h"
 

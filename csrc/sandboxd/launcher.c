@@ -3,22 +3,7 @@
  * It ends the sandbox when the owner dies. PR_SET_PDEATHSIG would fire when the owner's *thread* that started us
  * ends, so a pidfd of the owner is watched instead. The kernel removes processes and mounts with PID 1; the only
  * thing left on a file system is the cgroup directory, which is removed here. */
-#define _GNU_SOURCE
-#include <errno.h>
-#include <fcntl.h>
-#include <poll.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-
 #include "sandboxd.h"
-#include "sys.h"
 
 #define NAMESPACES (CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS)
 

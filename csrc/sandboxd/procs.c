@@ -1,13 +1,5 @@
 /* What runs in the sandbox, read from its own /proc. */
-#define _GNU_SOURCE
 #include <ctype.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #include "sandboxd.h"
 

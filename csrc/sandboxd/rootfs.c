@@ -1,19 +1,9 @@
 /* The file system of a sandbox: read-only binds, an overlay at the work directory, one size-capped tmpfs for
  * everything that can be written. All mounts live in the new mount namespace and vanish with PID 1. */
-#define _GNU_SOURCE
-#include <errno.h>
-#include <fcntl.h>
 #include <net/if.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/ioctl.h>
-#include <sys/mount.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
 
 #include "sandboxd.h"
-#include "sys.h"
 
 #define SCRATCH ".scratch" /* only while building: detached at the end, so that no command sees upper or work */
 #define LAYER_COPY_BYTES (4ull << 30)

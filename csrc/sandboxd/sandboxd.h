@@ -3,10 +3,25 @@
 #ifndef SWE_SANDBOXD_H
 #define SWE_SANDBOXD_H
 
+/* What most parts need; _GNU_SOURCE is a compiler flag (build.sh). */
 #include <dirent.h>
-#include <sys/types.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "frame.h"
+#include "sys.h"
 
 #define SOCKET_FD 3
 

@@ -3,26 +3,15 @@
  * A command's processes carry its tag (child.c), so its whole tree can be killed, double forks and new sessions
  * included, while background jobs of earlier commands live on. Any way out of the loop ends the sandbox: the kernel
  * kills what is left in the PID namespace. */
-#define _GNU_SOURCE
-#include <errno.h>
-#include <fcntl.h>
-#include <poll.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/signalfd.h>
-#include <sys/socket.h>
 #include <sys/statfs.h>
-#include <sys/wait.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "sandboxd.h"
-#include "sys.h"
 
 #define MAX_JOBS 64
 #define DRAIN_MS 50       /* after the leader's end, for output of what it left behind */
+#define DRAIN_MAX_MS 2000 /* the same while the number of processes still grows, as in a fork bomb */
 #define WATCH_MS 15       /* between two looks at memory, processes and disk while a command runs */
 #define WATCH_IDLE_MS 200 /* the same when only background jobs run */
 #define KILL_RETRY_MS 2
@@ -46,8 +35,9 @@ struct job {
     struct child child;
     struct stream out, err;
     uint64_t kill_bytes;
-    int64_t started_us, deadline_ms, drain_ms, killed_ms;
+    int64_t started_us, deadline_ms, ended_ms, drain_ms, killed_ms;
     int status;          /* of the leader, from DRAINING on */
+    unsigned processes;  /* alive when DRAINING was last looked at */
     enum outcome forced; /* valid when killed_ms is set */
     bool disk_was_full;
 };
@@ -212,29 +202,14 @@ static bool kill_job(struct job *job) {
     return now_ms() - job->killed_ms > KILL_GIVE_UP_MS;
 }
 
-static void advance(struct job *job) {
-    if (job->state == RUNNING && now_ms() >= job->deadline_ms) mark_killed(job, TIMEOUT);
-    if (job->state == DRAINING && !job->killed_ms) {
-        bool empty = drain(job, &job->out, 4) & drain(job, &job->err, 4);
-        bool ended = job->out.fd < 0 && job->err.fd < 0;
-        if (!job->killed_ms && (ended || (empty && now_ms() >= job->drain_ms))) report(job);
-    }
-    if (job->killed_ms && kill_job(job)) {
-        drain(job, &job->out, 64);
-        drain(job, &job->err, 64);
-        if (active(job)) report(job);
-        release(job);
-    }
-    if (job->state == REPORTED && job->out.fd < 0 && job->err.fd < 0) release(job);
-}
-
 static void kill_all(enum outcome why) {
     for EACH_JOB(job)
         if (active(job)) mark_killed(job, why);
     kill(-1, SIGKILL);
 }
 
-static void watch_limits(void) {
+/* Returns the number of processes. */
+static unsigned watch_limits(void) {
     const uint64_t *limits = box->setup->numbers;
     char text[512];
     struct census census;
@@ -250,6 +225,33 @@ static void watch_limits(void) {
     if (census.threads >= limits[N_PIDS]) kill_all(PIDS_LIMIT);
     bool full = disk_is_full();
     for EACH_JOB(job) job->disk_was_full |= full && active(job);
+    return census.processes;
+}
+
+/* Whether a job whose leader has ended can be reported. Its pipes may be held by jobs it left in the background. */
+static bool is_drained(struct job *job) {
+    int64_t now = now_ms();
+    bool empty = drain(job, &job->out, 4) & drain(job, &job->err, 4);
+    if (job->killed_ms) return false; /* that was too much output */
+    if (job->out.fd < 0 && job->err.fd < 0) return true;
+    if (!empty || now < job->drain_ms) return false;
+    unsigned before = job->processes;
+    job->processes = watch_limits();
+    if (job->processes <= before || now - job->ended_ms > DRAIN_MAX_MS) return !job->killed_ms;
+    job->drain_ms = now + DRAIN_MS;
+    return false;
+}
+
+static void advance(struct job *job) {
+    if (job->state == RUNNING && now_ms() >= job->deadline_ms) mark_killed(job, TIMEOUT);
+    if (job->state == DRAINING && !job->killed_ms && is_drained(job)) report(job);
+    if (job->killed_ms && kill_job(job)) {
+        drain(job, &job->out, 64);
+        drain(job, &job->err, 64);
+        if (active(job)) report(job);
+        release(job);
+    }
+    if (job->state == REPORTED && job->out.fd < 0 && job->err.fd < 0) release(job);
 }
 
 static void reap(void) {
@@ -259,8 +261,9 @@ static void reap(void) {
             if (job->state != RUNNING || job->child.pid != pid) continue;
             job->state = DRAINING;
             job->status = status;
-            job->drain_ms = now_ms() + DRAIN_MS;
-            if (status || others_alive()) watch_limits(); /* a fork bomb's first process ends at once */
+            job->ended_ms = now_ms();
+            job->drain_ms = job->ended_ms + DRAIN_MS;
+            if (status || others_alive()) job->processes = watch_limits(); /* a fork bomb's first process ends at once */
         }
     }
 }

@@ -1,0 +1,88 @@
+"""`swe-rl sandbox`: measures, enters and cleans up sandboxes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+
+from swe_rl.cli.arguments import ArgumentParser
+from swe_rl.errors import ConfigError
+from swe_rl.sandbox import open_sandbox
+from swe_rl.types import Limits, SandboxSpec
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs one subcommand: bench, shell or reap."""
+    arguments = _parser().parse_args(argv)
+    command: Callable[[Namespace], int] = arguments.run
+    return command(arguments)
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        prog="swe-rl sandbox",
+        description="Measures, enters and cleans up sandboxes.",
+        example="swe-rl sandbox shell --layer path/to/tree",
+    )
+    commands = parser.add_subparsers(required=True, metavar="bench|shell|reap")
+    bench = commands.add_parser("bench", help="time to start, run a command and close", example="swe-rl sandbox bench")
+    bench.add_argument("--num", type=int, default=50, help="sandboxes to open (default 50)")
+    bench.add_argument("--concurrency", type=int, default=16, help="at a time, in the throughput part (default 16)")
+    bench.set_defaults(run=_bench)
+    shell = commands.add_parser(
+        "shell", help="run commands from standard input, one a line", example="swe-rl sandbox shell --layer ."
+    )
+    shell.add_argument("--layer", action="append", default=[], metavar="DIR", help="tree at /testbed; uppermost first")
+    shell.add_argument("--timeout", type=float, default=30.0, metavar="SECONDS", help="limit of one command (default 30)")
+    shell.set_defaults(run=_shell)
+    reap = commands.add_parser(
+        "reap", help="remove what sandboxes of dead processes left", example="swe-rl sandbox reap"
+    )
+    reap.set_defaults(run=_reap)
+    return parser
+
+
+def _bench(arguments: Namespace) -> int:
+    from swe_rl.sandbox.bench import measure
+
+    if arguments.num < 1 or arguments.concurrency < 1:
+        raise ConfigError("--num and --concurrency must be at least 1")
+    result = asyncio.run(measure(num=arguments.num, concurrency=arguments.concurrency))
+    for name, value, unit in result.rows():
+        print(f"{name:<18} {value:8.2f} {unit}")
+    return 0
+
+
+def _shell(arguments: Namespace) -> int:
+    spec = SandboxSpec(layers=tuple(arguments.layer), limits=Limits(command_s=arguments.timeout))
+    return asyncio.run(_read_commands(spec))
+
+
+async def _read_commands(spec: SandboxSpec) -> int:
+    """Each line is its own shell; exit code of the last one."""
+    code = 0
+    prompt = "sandbox$ " if sys.stdin.isatty() else ""
+    async with open_sandbox(spec) as sandbox:
+        while True:
+            print(prompt, end="", flush=True)
+            line = await asyncio.to_thread(sys.stdin.readline)
+            if not line:
+                return code
+            if not line.strip():
+                continue
+            result = await sandbox.exec(line)
+            sys.stdout.write(result.stdout.decode(errors="replace"))
+            sys.stderr.write(result.stderr.decode(errors="replace"))
+            if result.outcome not in ("ok", "nonzero"):
+                print(f"[{result.outcome}]", file=sys.stderr)
+            code = result.exit_code
+
+
+def _reap(arguments: Namespace) -> int:
+    from swe_rl.sandbox.reap import reap
+
+    found = reap()
+    print(f"removed {found.processes} processes, {found.cgroups} cgroups, {found.directories} directories")
+    return 0

@@ -1,0 +1,80 @@
+"""Removes what sandboxes of dead owners left on this machine.
+
+Nothing should be left: the kernel removes processes and mounts, the launcher its cgroup. This is for the case that
+launchers were killed by hand, and for the temporary trees of isolation="none".
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from swe_rl.sandbox import bare, cgroup
+from swe_rl.sandbox.local import OWNER_ARGUMENT, PROGRAM
+from swe_rl.sandbox.owner import is_alive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reaped:
+    processes: int
+    cgroups: int
+    directories: int
+
+
+def reap() -> Reaped:
+    """Kills launchers and supervisors, removes cgroups and directories whose owner is dead; returns how many."""
+    return Reaped(processes=_reap_processes(), cgroups=_reap_cgroups(), directories=_reap_directories())
+
+
+def _reap_processes() -> int:
+    count = 0
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            if words[0] != PROGRAM or not words[1].startswith(OWNER_ARGUMENT):
+                continue
+            if not is_alive(words[1].removeprefix(OWNER_ARGUMENT)):
+                os.kill(int(entry.name), signal.SIGKILL)
+                count += 1
+        except (OSError, IndexError):
+            continue  # it ended meanwhile, or is not ours to end
+    return count
+
+
+def _reap_cgroups() -> int:
+    found = cgroup.parent()
+    return sum(_remove_group(path) for path in Path(found[0]).glob(f"{cgroup.PREFIX}*-*-*")) if found else 0
+
+
+def _remove_group(path: Path) -> bool:
+    label = path.name.removeprefix(cgroup.PREFIX).rpartition("-")[0]
+    if is_alive(label):
+        return False
+    for _ in range(50):
+        try:
+            for pid in (path / "cgroup.procs").read_text().split():
+                os.kill(int(pid), signal.SIGKILL)
+            path.rmdir()
+            return True
+        except FileNotFoundError:
+            return False
+        except OSError:
+            time.sleep(0.01)  # its processes are still on their way out
+    return False
+
+
+def _reap_directories() -> int:
+    count = 0
+    for path in Path(tempfile.gettempdir()).glob(f"{bare.PREFIX}*"):
+        label = path.name.removeprefix(bare.PREFIX).rpartition("-")[0]
+        if "-" in label and not is_alive(label):
+            shutil.rmtree(path, ignore_errors=True)
+            count += 1
+    return count
