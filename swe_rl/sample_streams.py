@@ -1,7 +1,7 @@
 """Where the samples of a phase come from: demonstrations, rollouts that passed, or fresh rollouts with advantages.
 
-A stream yields the samples of one optimiser step after the other, this rank's share of them. When the consumer asks for the
-next step, it has trained and published the one before: that is what lets the on-policy stream go on.
+A stream yields the samples of one optimiser step after the other, this rank's share of them. When the consumer asks for
+the next step, it has trained and published the one before: that is what lets the on-policy stream go on.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def supervised_stream(
     samples = [s for t in trajectories for s in to_samples(t, 1.0, mask_format_errors=True)]
     if not samples:
         log.warning(
-            "phase %s: no attempt passed, so there is nothing to learn from and the weights stay as they are; raise its "
-            "num_tasks or samples_per_task, or train the phase before it longer",
+            "phase %s: no attempt passed, so there is nothing to learn from and the weights stay as they are; raise "
+            "its num_tasks or samples_per_task, or train the phase before it longer",
             phase.name,
         )
     num_steps = num_supervised_steps(len(samples), batch_size=phase.batch_size, epochs=phase.epochs)
@@ -141,7 +141,7 @@ async def rollout_stream(
 def step_tasks(tasks: Sequence[Task], *, step: int, count: int, seed: int, phase: str) -> list[Task]:
     """The tasks of one step: consecutive pieces of a shuffled order, reshuffled at each pass; distinct within a step.
 
-    A pure function of its arguments, so a resumed run trains on the same tasks. Raises ConfigError if there are too few.
+    A pure function of its arguments: a resumed run trains on the same tasks. Raises ConfigError if there are too few.
     """
     if count > len(tasks):
         raise ConfigError(f"phase {phase!r} wants {count} tasks at once, there are {len(tasks)}: raise task.num_train")
@@ -153,7 +153,7 @@ def step_tasks(tasks: Sequence[Task], *, step: int, count: int, seed: int, phase
 
 
 def with_credit(groups: Sequence[TrajectoryGroup], algo: AlgoConfig, *, step: int, seed: int) -> StepSamples:
-    """Filters groups, assigns advantages and turns trajectories into samples. Raises SandboxError if nothing is left."""
+    """Filters groups, assigns advantages, turns trajectories into samples. Raises SandboxError if nothing is left."""
     counts: Counter[str] = Counter()
     rows: list[tuple[Trajectory, float]] = []
     for group in groups:

@@ -1,7 +1,7 @@
 """THE loop. Every phase is the same five lines: take samples, weigh, step, publish, record.
 
-What differs between supervised warm start, rejection fine-tuning and reinforcement learning is where the samples come from
-(sample_streams.py) and the objective. Synchronous training is asynchronous training with max_staleness=0.
+What differs between supervised warm start, rejection fine-tuning and reinforcement learning is where the samples come
+from (sample_streams.py) and the objective. Synchronous training is asynchronous training with max_staleness=0.
 """
 
 from __future__ import annotations
@@ -172,8 +172,8 @@ def weigh(samples: Sequence[TrainSample], cfg: TrainConfig) -> list[TrainSample]
 
 
 def behaviour(batches: Sequence[PackedBatch], cfg: TrainConfig, phase: PhaseConfig) -> list[PackedBatch]:
-    """The batches with the old policy they need. Asynchronous rollouts come from older weights: their engine logprobs are
-    the old policy (bypass mode: the ratio covers staleness). Synchronous ones: one step per batch, old is current."""
+    """The batches with the old policy they need. Asynchronous rollouts come from older weights: the old policy is that of
+    their engine logprobs (bypass mode: the ratio covers staleness). Synchronous: one step per batch, old is current."""
     if phase.data != "rollouts" or cfg.rollout.max_staleness == 0:
         return list(batches)
     return [replace(batch, old_logprobs=batch.rollout_logprobs) for batch in batches]

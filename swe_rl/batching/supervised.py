@@ -1,4 +1,4 @@
-"""Mini-batches for supervised phases (demonstrations, rejection fine-tuning): a pure function of the seed and the step."""
+"""Mini-batches for supervised phases (demonstrations, rejection fine-tuning): pure functions of seed and step."""
 
 from __future__ import annotations
 

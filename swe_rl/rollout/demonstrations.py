@@ -1,7 +1,7 @@
 """Demonstrations: episodes played in real sandboxes by a scripted demonstrator instead of a model.
 
-They are ordinary trajectories (the same prompt, tools and observations as the policy will see), so supervised learning on
-their sampled tokens needs nothing of its own.
+They are ordinary trajectories (the same prompt, tools and observations as the policy will see), so supervised learning
+on their sampled tokens needs nothing of its own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Demonstrator(Protocol):
 
 
 class DemonstratorPolicy:
-    """A Policy whose tokens come from scripts. Its logprobs are 0 (probability 1): it is deterministic given its seed."""
+    """A Policy whose tokens come from scripts. Its logprobs are 0 (probability 1): scripts are deterministic."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ _SOURCES = ("tasks", "agents", "models", "batching", "training", "rollout/demons
 
 def cached_weights(cache_dir: Path, phase: PhaseConfig, cfg: TrainConfig, *, world_size: int) -> Path:
     """Directory of the weights of this phase under `cache_dir`; it exists only when they were stored completely."""
-    described = {group: asdict(getattr(cfg, group)) for group in _GROUPS}
+    described: dict[str, object] = {group: asdict(getattr(cfg, group)) for group in _GROUPS}
     described |= {"phase": asdict(phase), "seed": cfg.seed, "init_weights": cfg.init_weights, "world_size": world_size}
     described["code"] = _digest_of_sources()
     key = hashlib.blake2b(json.dumps(described, sort_keys=True).encode(), digest_size=12).hexdigest()
