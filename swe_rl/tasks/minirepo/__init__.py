@@ -22,6 +22,9 @@ SPLITS = ("train", "heldout", "hard")
 Pair = tuple[Template, str]
 _VERSION = 1  # part of every seed: raise it when generation changes, so that old task ids never mean new tasks
 _MAX_DRAWS = 400
+_SHORT = tuple(
+    t for t in STANDARD if t.source.count("\n") < 6
+)  # distractors, so that a whole file is a short observation
 
 
 @functools.cache
@@ -69,7 +72,7 @@ def _draw_plan(choices: tuple[Pair, ...], rng: Random) -> Plan:
     template, kind = rng.choice(choices)
     level = rng.randrange(3)
     distractors = (0, 1, rng.choice((1, 2)))[level]
-    others = rng.sample([other for other in STANDARD if other is not template], distractors)
+    others = rng.sample([other for other in _SHORT if other is not template], distractors)
     return Plan(bugs=((template, (kind,)),), distractors=tuple(others), num_files=2 if level == 2 else 1, level=level)
 
 
@@ -84,5 +87,5 @@ def _draw_hard_plan(choices: tuple[Pair, ...], rng: Random) -> Plan:
         second = rng.choice([pair[1] for pair in choices if pair[0] is template and pair[1] != kind])
         bugs = ((template, (kind, second)),)
     used = [entry[0] for entry in bugs]
-    others = rng.sample([other for other in STANDARD + HARD if other not in used], 2 - len(bugs))
+    others = rng.sample([other for other in _SHORT if other not in used], 2 - len(bugs))
     return Plan(bugs=bugs, distractors=tuple(others), num_files=rng.choice((1, 2)), level=level)
