@@ -46,13 +46,14 @@ void take_census(const struct sandbox *box, struct census *out) {
         if (read_proc(box, pid, "stat", text, sizeof text) <= 0) continue;
         const char *at = strrchr(text, ')'); /* the command name may hold anything, also blanks and ')' */
         unsigned threads = 0;
+        char state = 0;
         unsigned long long rss = 0;
         /* after the name: state, 16 fields, num_threads (20th of all), 3 fields, rss (24th) */
-        if (!at || sscanf(at + 1, " %*c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %u %*s %*s %*s %llu",
-                          &threads, &rss) != 2)
+        if (!at || sscanf(at + 1, " %c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %u %*s %*s %*s %llu",
+                          &state, &threads, &rss) != 3)
             continue;
-        out->processes++;
-        out->threads += threads ? threads : 1;
+        out->processes += state != 'Z';
+        out->threads += threads ? threads : 1; /* a zombie holds one place of RLIMIT_NPROC */
         out->rss_bytes += rss * page;
     }
 }
