@@ -10,8 +10,9 @@ COUNT`. A status is passed, failed, error (the file does not load, a process end
 "functions": plain `def test_*()` functions. Four kinds of process, so that code under test can make a test fail but
 never pass:
     reporter   (reporter.py)  holds the nonce; runs nobody's code
-    keeper     (keeper.py)    forked before the nonce was read; reads test files and forks a tester per test
-    tester     (tester.py)    runs one test function. The modules of the repository are not loaded here: what a test
+    keeper     (keeper.py)    forked before the nonce was read; reads test files and forks a tester per file (a new one
+               after a test that hung or died)
+    tester     (tester.py)    runs test functions. The modules of the repository are not loaded here: what a test
                imports from them is a remote object, and a call is sent to a worker, which answers with plain data or
                with an exception's name
     worker     (worker.py)    forked per test from a process that never saw a test file or the nonce; it alone runs the

@@ -1,13 +1,14 @@
-"""Which plain test functions to run, with one tester each."""
+"""Which plain test functions to run, with one tester per file."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from typing import Any
 
 from swe_rl.tasks.runner.reporter import run_reporter
-from swe_rl.tasks.runner.tester import GRACE_S, Link, test_one
+from swe_rl.tasks.runner.tester import GRACE_S, end_worker, test_all
 from swe_rl.tasks.runner.wire import fork, keep_only, kill_group, receive, send
 from swe_rl.tasks.runner.worker import serve_repository
 
@@ -29,38 +30,46 @@ def keep(options: dict[str, Any], jobs: int, results: int) -> None:
         for path, source in sources.items():
             if source is not None:
                 os.unlink(os.path.join(options["root"], path))
-    for number, test_id in enumerate(expand(wanted, sources)):
-        path, _, name = test_id.partition("::")
+    groups: dict[str, list[str]] = {}
+    for test_id in expand(wanted, sources):
+        groups.setdefault(test_id.partition("::")[0], []).append(test_id)
+    for path, ids in groups.items():
         if sources[path] is None:
-            send(results, (test_id, "missing", "no such file"))
+            for test_id in ids:
+                send(results, (test_id, "missing", "no such file"))
         else:
-            test = (codes[path], sources[path], path, name)
-            send(results, (test_id, *run_tester(options, test, number, requests, replies)))
+            test_file = (codes[path], sources[path], path)
+            run_tests(options, test_file, ids, requests, replies, results)
 
 
-def run_tester(options: dict[str, Any], test: Any, number: int, requests: int, replies: int) -> tuple[str, str]:
-    """Runs one test in a process of its own and waits for its verdict, a little more than the time limit at most."""
-    limit_s = options["test-s"]
-    try:
-        send(requests, ("begin", number, limit_s))
-    except BrokenPipeError:
-        return "error", "the process under test ended"
-    verdict, sink = os.pipe()
-    link = Link(requests, replies, number, limit_s)
-    tester = fork(test_one, test, link, options["root"], sink)
-    os.close(sink)
-    try:
-        result = receive(verdict, link.limit + 2 * GRACE_S)
-    except TimeoutError:
-        result = ("failed", "time limit")
-    kill_group(tester)
-    os.waitpid(tester, 0)
-    os.close(verdict)
-    try:
-        send(requests, ("end",))
-    except BrokenPipeError:
-        return "error", "the process under test ended"
-    return result or ("error", "the process of the test ended")
+def run_tests(
+    options: dict[str, Any], test_file: Any, ids: list[str], requests: int, replies: int, results: int
+) -> None:
+    """Runs the tests of one file in a tester, and after one that hung or died the rest in a new tester."""
+    done = 0
+    while done < len(ids):
+        verdicts, sink = os.pipe()
+        tester = fork(test_all, options, test_file, ids[done:], requests, replies, sink)
+        os.close(sink)
+        done += forward(verdicts, ids[done:], results, options["test-s"] + 2 * GRACE_S)
+        kill_group(tester)
+        os.waitpid(tester, 0)
+        os.close(verdicts)
+        end_worker(requests)
+
+
+def forward(verdicts: int, ids: list[str], results: int, limit_s: float) -> int:
+    """Passes verdicts on until one is late or absent, which is a verdict too. Returns how many tests have theirs."""
+    for place, test_id in enumerate(ids):
+        try:
+            verdict = receive(verdicts, time.monotonic() + limit_s)
+        except TimeoutError:
+            send(results, (test_id, "failed", "time limit"))
+            return place + 1
+        send(results, (test_id, *(verdict or ("error", "the process of the test ended"))))
+        if verdict is None:
+            return place + 1
+    return len(ids)
 
 
 def compiled(source: bytes | None, path: str) -> Any:

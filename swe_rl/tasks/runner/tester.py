@@ -32,12 +32,14 @@ class Remote:
 
 
 class Link:
-    """Two pipes to the worker of test `number`, which was begun just before."""
+    """Begins a worker and talks to it through two pipes that all workers share, one after the other."""
 
-    def __init__(self, requests: int, replies: int, number: int, limit_s: float) -> None:
-        self.requests, self.replies, self.number = requests, replies, number
+    def __init__(self, requests: int, replies: int, limit_s: float) -> None:
+        self.requests, self.replies = requests, replies
         self.limit = time.monotonic() + limit_s
+        self.number = time.monotonic_ns()  # marks this worker's replies
         self.last: str | None = None  # the last call's result, for messages
+        send(requests, ("begin", self.number, limit_s))
 
     def ask(self, *request: Any) -> Any:
         send(self.requests, request)
@@ -83,16 +85,34 @@ def importer(link: Link, root: str) -> Any:
     return load
 
 
-def test_one(test: Any, link: Link, root: str, sink: int) -> None:
-    """Body of a tester process. test: code of the whole file or None, its source, its path, the function's name."""
+def test_all(options: dict[str, Any], test_file: Any, ids: list[str], requests: int, replies: int, sink: int) -> None:
+    """Body of a tester process: one verdict per id of the file, each with a worker and a namespace of its own.
+
+    test_file: code of the whole file (None when it does not compile), its source, its path.
+    """
     os.setsid()
-    keep_only(link.requests, link.replies, sink)
-    send(sink, run_test(test, link, root))
+    keep_only(requests, replies, sink)
+    for test_id in ids:
+        name = test_id.partition("::")[2]
+        try:
+            link = Link(requests, replies, options["test-s"])
+            verdict = run_test(test_file, name, link, options["root"])
+        except BrokenPipeError:
+            verdict = ("error", "the process under test ended")
+        end_worker(requests)
+        send(sink, verdict)
 
 
-def run_test(test: Any, link: Link, root: str) -> tuple[str, str]:
+def end_worker(requests: int) -> None:
+    try:
+        send(requests, ("end",))
+    except BrokenPipeError:
+        return  # ended with its parent
+
+
+def run_test(test_file: Any, name: str, link: Link, root: str) -> tuple[str, str]:
     """(status, message) of one test function."""
-    code, source, path, name = test
+    code, source, path = test_file
     names = dict(builtins.__dict__, __import__=importer(link, root))
     scope: dict[str, Any] = {"__name__": "test", "__file__": path, "__builtins__": names}
     try:
