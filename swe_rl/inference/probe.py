@@ -6,7 +6,8 @@ SmolLM2):
 - a row of a matrix product depends neither on its place nor on the other rows;
 - it depends on the row COUNT below 16 rows, and above for some sizes (1536 -> 576 with 2 threads: 48 and 64 rows
   differ);
-- attention of one (row, key-value head) depends on no other, nor on masked keys behind its own.
+- attention of one (row, key-value head) depends on no other; it depends on the number of keys, masked ones included,
+  unless that is a multiple of 512 plus at most 256.
 The engine therefore uses at least 16 rows, and checks the rest when it starts; what fails is not used.
 """
 
@@ -15,14 +16,14 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from swe_rl.models.attention import FINE_SPAN_BLOCK, SPAN_BLOCK, SlotCache, additive_mask
+from swe_rl.models.attention import FINE_SPAN_LIMIT, FINE_SPAN_STEP, SPAN_BLOCK, SlotCache, additive_mask
 
 _PROBE_SLOTS = 4
-_POSITION_STEP = 93  # no multiple of a block size
+_POSITION_STEP = 53  # no multiple of a step
 
 
 def spans_keep_bits(cache: SlotCache, *, num_heads: int) -> bool:
-    """Whether attention over FINE_SPAN_BLOCK steps is bit-equal to the longest span. Overwrites the cache."""
+    """Whether attention over a fine span is bit-equal to that over a whole block. Overwrites the cache."""
     generator = torch.Generator().manual_seed(0)
     keys, values = cache.keys[0, :_PROBE_SLOTS], cache.values[0, :_PROBE_SLOTS]
     for tensor in (keys, values):
@@ -30,9 +31,8 @@ def spans_keep_bits(cache: SlotCache, *, num_heads: int) -> bool:
     slots, num_kv_heads, _, head_dim = keys.shape
     shape = (slots, num_kv_heads, num_heads // num_kv_heads, head_dim)
     query = torch.randn(shape, generator=generator).to(keys)
-    limit = min(cache.max_context, 2 * SPAN_BLOCK)
-    spans = [*range(FINE_SPAN_BLOCK, limit, FINE_SPAN_BLOCK), limit]
-    for position in range(20, limit, _POSITION_STEP):
+    spans = [*range(FINE_SPAN_STEP, FINE_SPAN_LIMIT + 1, FINE_SPAN_STEP), SPAN_BLOCK]
+    for position in range(20, FINE_SPAN_LIMIT, _POSITION_STEP):
         positions = torch.full((slots,), position, device=keys.device)
         outs = [
             F.scaled_dot_product_attention(

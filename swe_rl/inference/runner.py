@@ -19,9 +19,7 @@ from torch import Tensor
 from swe_rl.errors import ConfigError, EngineError
 from swe_rl.inference import probe
 from swe_rl.models.attention import (
-    FINE_SPAN_BLOCK,
     SLOTS,
-    SPAN_BLOCK,
     SlotBlock,
     SlotCache,
     SlotRows,
@@ -137,8 +135,7 @@ class SlotRunner:
     @torch.inference_mode()
     def _probe(self, prefill_chunk: int, *, num_heads: int) -> None:
         """Chooses row counts and the span block; see inference.probe."""
-        fine = probe.spans_keep_bits(self.cache, num_heads=num_heads)
-        self.cache.span_block = FINE_SPAN_BLOCK if fine else SPAN_BLOCK
+        self.cache.fine_spans = fine = probe.spans_keep_bits(self.cache, num_heads=num_heads)
         self.cache.clear()
         tokens = [(7 * i + 3) % self.vocab_size for i in range(min(8, self.max_context - 1))]
         wanted = sorted({self.small_rows + prefill_chunk // part for part in (1, 2, 4)} - {self.small_rows})

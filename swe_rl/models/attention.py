@@ -21,12 +21,13 @@ from torch import Tensor, nn
 PACKED = "swe_rl_packed"
 SLOTS = "swe_rl_slots"
 
-# Spans (keys looked at by a call) are multiples of one of these. The CPU kernel of scaled_dot_product_attention walks
-# over keys in blocks of 512: more whole blocks are fully masked ones, which change no bit. Shorter spans change the
-# size of the last block only; that this changes no bit either is a property of the matrix kernels, which the engine
-# checks on start-up (inference.probe) before it uses them.
+# A span is the number of keys that one call looks at. The CPU kernel of scaled_dot_product_attention walks over keys in
+# blocks of SPAN_BLOCK: more whole blocks are fully masked ones, which change no bit. Within the last block, sizes up to
+# FINE_SPAN_LIMIT were found to give the bits of a whole block, larger ones not; the engine checks the former when it
+# starts (inference.probe) and does without where it fails.
 SPAN_BLOCK = 512
-FINE_SPAN_BLOCK = 64
+FINE_SPAN_LIMIT = 256
+FINE_SPAN_STEP = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +51,11 @@ class SlotCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        length = -(-(max_context + 1) // 16) * 16  # whole cache lines per head, so that every slot is aligned alike
+        # Room for every span and for padding; whole cache lines per head, so that all slots are aligned alike.
+        length = max(_round_up(max_context, SPAN_BLOCK), _round_up(max_context + 1, 16))
         shape = (num_layers, num_slots, num_kv_heads, length, head_dim)
         self.max_context = max_context
-        self.span_block = SPAN_BLOCK
+        self.fine_spans = False
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
 
@@ -64,12 +66,19 @@ class SlotCache:
 
     def span(self, length: int) -> int:
         """Keys to look at so that `length` are covered and the bits of a row do not depend on it."""
-        return min(-(-length // self.span_block) * self.span_block, self.max_context)
+        whole, rest = length // SPAN_BLOCK * SPAN_BLOCK, length % SPAN_BLOCK
+        if self.fine_spans and rest <= FINE_SPAN_LIMIT:
+            return whole + _round_up(rest, FINE_SPAN_STEP)
+        return _round_up(length, SPAN_BLOCK)
 
     def copy_prefix(self, *, source: int, target: int, length: int) -> None:
         """Gives slot `target` the first `length` keys and values of slot `source`."""
         self.keys[:, target, :, :length] = self.keys[:, source, :, :length]
         self.values[:, target, :, :length] = self.values[:, source, :, :length]
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
 
 
 def additive_mask(positions: Tensor, span: int, dtype: torch.dtype) -> Tensor:
