@@ -104,8 +104,9 @@ int become_command(const struct sandbox *box) {
     limit(RLIMIT_MEMLOCK, 64 << 10);
     limit(RLIMIT_MSGQUEUE, 1 << 20);
     limit(RLIMIT_RTPRIO, 0);
-    /* Counted per user namespace, so per sandbox. A user's own supervisor and launcher count as two. */
-    limit(RLIMIT_NPROC, box->setup->numbers[N_PIDS] + (box->real_root ? 0 : 2));
+    /* Counted per user namespace, so per sandbox (root in a container is exempt). Above the limit that the supervisor
+     * watches: where forks fail first, what is alive hovers below the limit and the cause would stay unnamed. */
+    limit(RLIMIT_NPROC, box->setup->numbers[N_PIDS] * 5 / 4 + 4);
     if (setresgid(COMMAND_ID, COMMAND_ID, COMMAND_ID) || setresuid(COMMAND_ID, COMMAND_ID, COMMAND_ID)) return -1;
     if (set_capabilities(0)) return -1;
     return filter_system_calls(box->join_fd >= 0);

@@ -74,7 +74,7 @@ struct census {
 };
 pid_t next_process(const struct sandbox *box); /* 0 at the end; rewinddir(box->proc) starts over */
 uint64_t own_tag(const struct sandbox *box);
-void take_census(const struct sandbox *box, struct census *out);
+void take_census(const struct sandbox *box, struct census *out, uint64_t enough); /* stops at `enough` threads */
 uint64_t total_pss(const struct sandbox *box);
 /* SIGKILL to every process with the tag but the spared ones; returns how many were seen. */
 unsigned kill_tagged(const struct sandbox *box, uint64_t tag, const pid_t *spared, size_t num_spared);

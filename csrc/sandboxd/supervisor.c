@@ -195,7 +195,7 @@ static bool kill_job(struct job *job) {
     for EACH_JOB(other)
         if (other != job && other->state == RUNNING) spared[num_spared++] = other->child.pid;
     if (job->state == RUNNING) kill(job->child.pid, SIGKILL);
-    for (int round = 0; round < 8; round++)
+    for (int round = 0; round < 3; round++)
         if (kill_tagged(box, job->child.tag, spared, num_spared) == 0) return job->state != RUNNING;
     /* Something forks faster than it dies. This is atomic, at the price of the sandbox's other commands. */
     if (now_ms() - job->killed_ms > 100) kill(-1, SIGKILL);
@@ -219,10 +219,10 @@ static unsigned watch_limits(void) {
     uint64_t kills = counter ? strtoull(counter + 9, NULL, 10) : 0;
     if (kills > oom_kills) kill_all(OOM);
     oom_kills = kills;
-    take_census(box, &census);
-    if (census.rss_bytes > limits[N_MEMORY] && total_pss(box) > limits[N_MEMORY])
-        kill_all(OOM); /* resident sizes count shared pages many times: the slower figure decides */
+    take_census(box, &census, limits[N_PIDS]);
     if (census.threads >= limits[N_PIDS]) kill_all(PIDS_LIMIT);
+    else if (census.rss_bytes > limits[N_MEMORY] && total_pss(box) > limits[N_MEMORY])
+        kill_all(OOM); /* resident sizes count shared pages many times: the slower figure decides */
     bool full = disk_is_full();
     for EACH_JOB(job) job->disk_was_full |= full && active(job);
     return census.processes;
@@ -341,7 +341,7 @@ static void handle(const struct frame *frame) {
         for EACH_JOB(job)
             if (active(job) && job->id == frame->id) mark_killed(job, NONZERO);
     } else if (frame->type == F_PING) {
-        take_census(box, &census);
+        take_census(box, &census, UINT64_MAX);
         put_u32(number, census.processes);
         send_frame(frame->id, F_PONG, number, sizeof number);
     } else if (frame->type == F_SNAPSHOT) {

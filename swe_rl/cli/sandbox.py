@@ -35,7 +35,9 @@ def _parser() -> ArgumentParser:
         "shell", help="run commands from standard input, one a line", example="swe-rl sandbox shell --layer ."
     )
     shell.add_argument("--layer", action="append", default=[], metavar="DIR", help="tree at /testbed; uppermost first")
-    shell.add_argument("--timeout", type=float, default=30.0, metavar="SECONDS", help="limit of one command (default 30)")
+    shell.add_argument(
+        "--timeout", type=float, default=30.0, metavar="SECONDS", help="limit of one command (default 30)"
+    )
     shell.set_defaults(run=_shell)
     reap = commands.add_parser(
         "reap", help="remove what sandboxes of dead processes left", example="swe-rl sandbox reap"

@@ -77,7 +77,7 @@ class BareSandbox:
     async def exec(
         self, command: str, *, timeout_s: float | None = None, cwd: str | None = None, stdin: bytes | None = None
     ) -> ExecResult:
-        limits = self.spec.limits
+        """As LocalSandbox.exec, but a time limit kills the process group only: a daemon in a new session escapes."""
         started = time.monotonic()
         env = {**environment(self.spec), "HOME": self._root, "TMPDIR": self._host("/tmp")}
         process = await asyncio.create_subprocess_exec(
@@ -92,46 +92,57 @@ class BareSandbox:
             stderr=asyncio.subprocess.PIPE,
         )
         self._groups.add(process.pid)
-        captures = _Capture(limits.output_bytes), _Capture(limits.output_bytes)
-        killed: list[Outcome] = []
+        limits = self.spec.limits
+        out, err = _Capture(limits.output_bytes), _Capture(limits.output_bytes)
+        limit_s = limits.command_s if timeout_s is None else timeout_s
+        killed = await self._follow(process, out, err, stdin=stdin, limit_s=limit_s)
+        code = process.returncode or 0
+        code = 128 - code if code < 0 else code
+        return ExecResult(
+            exit_code=code,
+            stdout=out.text(),
+            stderr=err.text(),
+            outcome=killed or ("nonzero" if code else "ok"),
+            duration_s=time.monotonic() - started,
+            stdout_bytes=out.total,
+            stderr_bytes=err.total,
+        )
 
-        def kill(why: Outcome) -> None:
-            killed.append(why)
-            _kill_group(process.pid)
-
-        def full() -> bool:
-            return sum(capture.total for capture in captures) > limits.output_kill_bytes
+    async def _follow(
+        self,
+        process: asyncio.subprocess.Process,
+        out: _Capture,
+        err: _Capture,
+        *,
+        stdin: bytes | None,
+        limit_s: float,
+    ) -> Outcome | None:
+        """Feeds and reads until the process ends; returns the limit it was killed for."""
+        killed: Outcome | None = None
 
         async def pump(stream: asyncio.StreamReader | None, capture: _Capture) -> None:
+            nonlocal killed
             while stream is not None and (data := await stream.read(1 << 16)):
                 capture.add(data)
-                if full() and not killed:
-                    kill("output_limit")
+                if out.total + err.total > self.spec.limits.output_kill_bytes and killed is None:
+                    killed = "output_limit"
+                    _kill_group(process.pid)
 
-        pumps = [asyncio.ensure_future(pump(s, c)) for s, c in zip((process.stdout, process.stderr), captures, strict=True)]
+        pumps = [asyncio.ensure_future(pump(process.stdout, out)), asyncio.ensure_future(pump(process.stderr, err))]
         try:
             if process.stdin is not None:
                 process.stdin.write(stdin or b"")
                 process.stdin.close()
-            await asyncio.wait_for(process.wait(), limits.command_s if timeout_s is None else timeout_s)
+            await asyncio.wait_for(process.wait(), limit_s)
         except TimeoutError:
-            kill("timeout")
+            killed = "timeout"
+            _kill_group(process.pid)
             await process.wait()
         finally:
             await asyncio.wait(pumps, timeout=_DRAIN_S)
             for task in pumps:
                 task.cancel()
-        code = process.returncode or 0
-        code = 128 - code if code < 0 else code
-        return ExecResult(
-            exit_code=code,
-            stdout=captures[0].text(),
-            stderr=captures[1].text(),
-            outcome=killed[0] if killed else "nonzero" if code else "ok",
-            duration_s=time.monotonic() - started,
-            stdout_bytes=captures[0].total,
-            stderr_bytes=captures[1].total,
-        )
+        return killed
 
     async def read_file(self, path: str) -> bytes:
         with open(self._host(path), "rb") as file:

@@ -71,8 +71,12 @@ FAULTS = (
     Fault("stopped", "kill -STOP $$; echo not reached", ["timeout"], 137, b"", timeout_s=0.5),
     Fault("fork bomb", "bomb() { bomb | bomb & }; bomb", ["pids_limit"]),
     Fault("fork bomb in the foreground", ":(){ :|:; }; :", ["pids_limit", "oom"]),
-    Fault("thread bomb", "python3 -c 'import threading, time\nfor i in range(200): threading.Thread("
-          "target=time.sleep, args=(100,)).start()'", ["pids_limit"]),
+    Fault(
+        "thread bomb",
+        "python3 -c 'import threading, time\nfor i in range(200): threading.Thread("
+        "target=time.sleep, args=(100,)).start()'",
+        ["pids_limit"],
+    ),
     Fault("memory", _HOG, ["oom"], 137),
     Fault("memory of a child", f"({_HOG}) ; wait", ["oom"], 137),
     Fault("disk", "dd if=/dev/zero of=/tmp/big bs=1M; ! test -w /tmp/big", ["disk_full"], 1),
@@ -86,24 +90,55 @@ FAULTS = (
     Fault("LD_PRELOAD", "export LD_PRELOAD=/nowhere.so; /bin/echo on", ["ok"], 0, b"on\n"),
     Fault("symlink loop", "ln -s loop loop; cat loop", ["nonzero"], 1, b""),
     Fault("locked directory", "mkdir d; chmod 000 d; ls d; chmod 700 d; rmdir d", ["ok"], 0, b""),
-    Fault("deep path", "for i in $(seq 60); do mkdir deep && cd deep; done; pwd | wc -c; cd /testbed; rm -r deep",
-          ["ok"], 0, b"309\n"),
+    Fault(
+        "deep path",
+        "for i in $(seq 60); do mkdir deep && cd deep; done; pwd | wc -c; cd /testbed; rm -r deep",
+        ["ok"],
+        0,
+        b"309\n",
+    ),
     Fault("deleted directory", "mkdir gone; cd gone; rmdir ../gone; ls; echo $?", ["ok"], 0, b"0\n"),
     Fault("network", "exec 3<>/dev/tcp/1.1.1.1/53", ["nonzero"], 1, b""),
     Fault("interfaces", "tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '", ["ok"], 0, b"lo\n"),
-    Fault("loopback", "python3 -c \"import socket; s = socket.socket(); s.bind(('127.0.0.1', 0)); s.listen();"
-          " c = socket.create_connection(s.getsockname()); print('connected')\"", ["ok"], 0, b"connected\n"),
+    Fault(
+        "loopback",
+        "python3 -c \"import socket; s = socket.socket(); s.bind(('127.0.0.1', 0)); s.listen();"
+        " c = socket.create_connection(s.getsockname()); print('connected')\"",
+        ["ok"],
+        0,
+        b"connected\n",
+    ),
     Fault("new user namespace", "unshare -U true", ["nonzero"], 1, b""),
     Fault("mount", "mount -t tmpfs none /tmp", ["nonzero"]),
-    Fault("rights", "grep -E '^(Cap(Prm|Eff|Bnd|Amb)|NoNewPrivs|Uid)' /proc/self/status | tr -d '\\t'", ["ok"], 0,
-          b"Uid:1000100010001000\nCapPrm:0000000000000000\nCapEff:0000000000000000\nCapBnd:0000000000000000\n"
-          b"CapAmb:0000000000000000\nNoNewPrivs:1\n"),
-    Fault("supervisor is closed", "cat /proc/1/mem; readlink /proc/1/fd/3; ls /proc/1/root/; cat /proc/1/environ", ["nonzero"], 1, b""),
-    Fault("system is read-only", "touch /usr/x || touch /etc/x || touch /x || echo 1 > /proc/sys/vm/drop_caches",
-          ["nonzero"], 1, b""),
+    Fault(
+        "rights",
+        "grep -E '^(Cap(Prm|Eff|Bnd|Amb)|NoNewPrivs|Uid)' /proc/self/status | tr -d '\\t'",
+        ["ok"],
+        0,
+        b"Uid:1000100010001000\nCapPrm:0000000000000000\nCapEff:0000000000000000\nCapBnd:0000000000000000\n"
+        b"CapAmb:0000000000000000\nNoNewPrivs:1\n",
+    ),
+    Fault(
+        "supervisor is closed",
+        "cat /proc/1/mem; readlink /proc/1/fd/3; ls /proc/1/root/; cat /proc/1/environ",
+        ["nonzero"],
+        1,
+        b"",
+    ),
+    Fault(
+        "system is read-only",
+        "touch /usr/x || touch /etc/x || touch /x || echo 1 > /proc/sys/vm/drop_caches",
+        ["nonzero"],
+        1,
+        b"",
+    ),
     Fault("only own processes", "ls -d /proc/[0-9]* | wc -l", ["ok"], 0, b"4\n"),
-    Fault("rm -rf /", "rm -rf --no-preserve-root /dev /etc /home /proc /tmp /testbed /bin /usr/bin 2>/dev/null; echo $?",
-          ["ok", "timeout"], timeout_s=10.0),
+    Fault(
+        "rm -rf /",
+        "rm -rf --no-preserve-root /dev /etc /home /proc /tmp /testbed /bin /usr/bin 2>/dev/null; echo $?",
+        ["ok", "timeout"],
+        timeout_s=10.0,
+    ),
     Fault("works after all that", "echo a > b && cat b && ls /bin/ls", ["ok"], 0, b"a\n/bin/ls\n"),
 )
 
