@@ -2,8 +2,9 @@
 
     python benchmarks/bench_engine.py [--slots 32] [--chunk 64] [--threads 2] [--record]
 
-`--record` appends the row to baselines/engine.csv. The model is nano with random weights (1.4 M parameters); an episode
-has a prompt of 120 tokens, 5 turns of 8 to 24 sampled tokens, and observations of 5 to 30 tokens that arrive after 5 ms.
+`--record` appends the row to baselines/engine.csv. The model is nano with random weights (1.4 M parameters). An
+episode has a prompt of 120 tokens, 5 turns of 8 to 24 sampled tokens, and observations of 5 to 30 tokens that arrive
+after 5 ms.
 """
 
 from __future__ import annotations

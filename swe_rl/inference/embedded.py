@@ -36,7 +36,8 @@ class EmbeddedEngine:
     """Implements Policy. Takes its own copy of `model`, in `cfg.dtype`; `max_context` bounds prompt plus sampled
     tokens.
 
-    All methods are for the event loop's thread. An async context manager; `close` ends the thread.
+    All methods are for the event loop's thread. An async context manager; `close` ends the thread. The compute thread
+    takes torch's number of threads as it is when the engine is made.
     """
 
     def __init__(self, model: PreTrainedModel, cfg: EngineConfig, *, max_context: int, policy_version: int = 0) -> None:
@@ -78,13 +79,14 @@ class EmbeddedEngine:
         try:
             completion: Completion = await future
         except asyncio.CancelledError:
-            self._post(partial(self._scheduler.cancel, request))
+            if self._alive:
+                self._post(partial(self._scheduler.cancel, request))
             raise
         return completion
 
     async def release(self, session: str) -> None:
         """Frees the session's slot; a running request of it ends as cancelled. Idempotent."""
-        if not self._closed:
+        if self._alive:
             self._post(partial(self._scheduler.release, session))
 
     async def update_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
@@ -128,9 +130,13 @@ class EmbeddedEngine:
         if params.temperature < 0 or params.max_new_tokens < 1:
             raise EngineError("temperature must be >= 0 and max_new_tokens >= 1")
 
+    @property
+    def _alive(self) -> bool:
+        return not self._closed and self._failure is None
+
     def _post(self, command: Callable[[], None]) -> None:
         with self._wake:
-            if self._closed or self._failure is not None:
+            if not self._alive:
                 raise EngineError(f"the engine is closed or failed: {self._failure!r}")
             self._inbox.append(command)
             self._wake.notify()

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MIN_ROWS = 16  # below, matrix kernels change with the number of rows
+ROW_STEP = 8  # row counts are multiples: elementwise kernels treat the odd elements at the very end differently
 RUN_SLOTS = 8  # decoded together by one attention call; small groups, as each looks as far as its longest context
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -71,7 +72,7 @@ class SlotRunner:
             dtype=DTYPES[dtype],
             device=self.device,
         )
-        self.small_rows = max(num_slots, MIN_ROWS)
+        self.small_rows = _round_up(max(num_slots, MIN_ROWS))
         self._probe(prefill_chunk, num_heads=config.num_attention_heads)
 
     def forward(self, decode: Sequence[Chunk], prefill: Sequence[Chunk]) -> tuple[Tensor, int]:
@@ -138,7 +139,7 @@ class SlotRunner:
         self.cache.fine_spans = fine = probe.spans_keep_bits(self.cache, num_heads=num_heads)
         self.cache.clear()
         tokens = [(7 * i + 3) % self.vocab_size for i in range(min(8, self.max_context - 1))]
-        wanted = sorted({self.small_rows + prefill_chunk // part for part in (1, 2, 4)} - {self.small_rows})
+        wanted = sorted({self.small_rows + _round_up(prefill_chunk // part) for part in (1, 2, 4)} - {self.small_rows})
         first = self._probe_rows(self.small_rows, tokens, slot=0)
         last = self.num_slots - 1
         equal = [rows for rows in wanted if torch.equal(first, self._probe_rows(rows, tokens, slot=last))]
@@ -156,6 +157,10 @@ class SlotRunner:
             [],
             [Chunk(slot, 0, tokens)],
         )[: len(tokens)]
+
+
+def _round_up(rows: int) -> int:
+    return -(-rows // ROW_STEP) * ROW_STEP
 
 
 def _engine_copy(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:

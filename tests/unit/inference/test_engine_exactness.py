@@ -45,7 +45,7 @@ async def test_alone_and_among_fifteen_others(model: Any, play: Any, dtype: str,
 
 async def test_any_slot_any_number_of_slots(model: Any, play: Any) -> None:
     results = []
-    for num_slots, occupied in [(1, 0), (3, 2), (24, 0), (24, 23)]:
+    for num_slots, occupied in [(1, 0), (3, 2), (24, 0), (24, 23), (17, 16)]:
         async with EmbeddedEngine(model, EngineConfig(num_slots=num_slots), max_context=CONTEXT) as engine:
             for other in range(occupied):  # idle sessions hold the low slots
                 params = SamplingParams(max_new_tokens=2, stop_ids=(), seed=other)
@@ -68,6 +68,22 @@ async def test_preemption_by_recompute_changes_nothing(
         assert engine.counters.recomputed > 0
     for a, b in zip(roomy, tight, strict=True):
         _same(a, b)
+
+
+async def test_long_neighbours_change_nothing(model: Any) -> None:
+    """Contexts on both sides of the attention kernel's block borders, alone and side by side."""
+    lengths = [30, 150, 250, 300, 505, 520, 700, 900]
+
+    async def turn(engine: EmbeddedEngine, n: int) -> Any:
+        prompt = [(i * n + 3 * i + n) % 211 for i in range(n)]
+        return await engine.generate(prompt, SamplingParams(max_new_tokens=14, stop_ids=(), seed=n), session=str(n))
+
+    cfg = EngineConfig(num_slots=8, prefill_chunk=64)
+    async with EmbeddedEngine(model, cfg, max_context=1000) as engine:
+        together = await asyncio.gather(*(turn(engine, n) for n in lengths))
+    for n, completion in zip(lengths, together, strict=True):
+        async with EmbeddedEngine(model, cfg, max_context=1000) as engine:
+            assert await turn(engine, n) == completion
 
 
 async def test_a_shared_prompt_is_computed_once(model: Any) -> None:

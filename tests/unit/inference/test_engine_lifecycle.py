@@ -173,6 +173,7 @@ async def test_non_finite_logprobs_stop_the_run(model: Any) -> None:
             await engine.generate(PROMPT, _params(), session="a")
         with pytest.raises(EngineError, match="failed"):
             await engine.generate(PROMPT, _params(), session="a")
+        await engine.release("a")
 
 
 async def test_close_fails_what_runs_and_is_idempotent(model: Any) -> None:
