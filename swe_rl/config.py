@@ -91,7 +91,9 @@ class AlgoConfig:
     kl_coeff: float = 0.0
     correction: str = "none"  # of the trainer/engine mismatch: none | tis (token-level truncated importance sampling)
     correction_cap: float = 2.0  # tis: largest weight of a token
-    aggregation: str = "seq_sum_const"  # token_mean | seq_mean | seq_sum_const (divided by max_context_tokens and batch rows)
+    aggregation: str = (
+        "seq_sum_const"  # token_mean | seq_mean | seq_sum_const (divided by max_context_tokens and batch rows)
+    )
     drop_uniform_groups: bool = False
     # stop reason -> keep | mask | drop; reasons not named are kept. infra_error and cancelled always leave the group.
     stop_reasons: dict[str, str] = field(
@@ -140,6 +142,9 @@ class PhaseConfig:
     samples_per_task: int = 4  # demonstrations, passed_rollouts: attempts per task
     batch_size: int = 32  # demonstrations, passed_rollouts: trajectories per optimiser step over all ranks
     epochs: int = 1  # demonstrations, passed_rollouts
+    # demonstrations: so many optimiser steps see the first turn only, the first two, ...; then whole trajectories follow.
+    # Short ones first teach a small model to copy names from its context within a minute instead of ten.
+    turn_curriculum: list[int] = field(default_factory=list)
     p_right: float = 1.0  # demonstrations: chance that an edit is right; 1 is the oracle
     p_give_up: float = 0.7  # demonstrations: chance to submit after a failed test
     cache: bool = False  # demonstrations: keep the trained weights under the cache directory and reuse them
@@ -253,7 +258,9 @@ def _validate_groups(cfg: TrainConfig) -> None:
     if cfg.rollout.max_staleness < 0:
         raise ConfigError(f"rollout.max_staleness must be 0 (synchronous) or more, got {cfg.rollout.max_staleness}")
     if cfg.trainer.optimizer == "muon" and cfg.trainer.fsdp:
-        raise ConfigError("trainer.optimizer=muon needs whole matrices: set trainer.fsdp=false or trainer.optimizer=adamw")
+        raise ConfigError(
+            "trainer.optimizer=muon needs whole matrices: set trainer.fsdp=false or trainer.optimizer=adamw"
+        )
 
 
 def _validate_phase(phase: PhaseConfig) -> None:
@@ -282,7 +289,9 @@ def _validate_rl(cfg: TrainConfig) -> None:
                 f"set rollout.{key}={value} for policy-gradient phases"
             )
     if cfg.rollout.temperature <= 0:
-        raise ConfigError(f"rollout.temperature must be positive in a policy-gradient phase, got {cfg.rollout.temperature}")
+        raise ConfigError(
+            f"rollout.temperature must be positive in a policy-gradient phase, got {cfg.rollout.temperature}"
+        )
 
 
 def _lookup(cfg: TrainConfig, key: str) -> Any:

@@ -10,7 +10,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from swe_rl.algorithms.advantages import compute_advantages
@@ -53,20 +53,25 @@ def supervised_stream(
 
     No trajectory means no step: the phase leaves the weights as they are, and says so.
     """
-    samples = [s for t in trajectories for s in to_samples(t, 1.0, mask_format_errors=True)]
+    samples = _supervised_samples(trajectories)
     if not samples:
         log.warning(
             "phase %s: no attempt passed, so there is nothing to learn from and the weights stay as they are; raise "
             "its num_tasks or samples_per_task, or train the phase before it longer",
             phase.name,
         )
-    num_steps = num_supervised_steps(len(samples), batch_size=phase.batch_size, epochs=phase.epochs)
+    stages = [
+        (length, _supervised_samples(trajectories, num_turns=k + 1)) for k, length in enumerate(phase.turn_curriculum)
+    ]
+    whole = num_supervised_steps(len(samples), batch_size=phase.batch_size, epochs=phase.epochs)
+    plan = [(stage, step) for length, stage in stages for step in range(length)] if samples else []
+    plan += [(samples, step) for step in range(whole)]
 
     async def stream() -> AsyncGenerator[StepSamples]:
-        for step in range(first_step, num_steps):
+        for step, (chosen, place) in list(enumerate(plan))[first_step:]:
             batch = supervised_batch(
-                samples,
-                step=step,
+                chosen,
+                step=place,
                 batch_size=phase.batch_size,
                 seed=seed,
                 rank=share.rank,
@@ -74,7 +79,13 @@ def supervised_stream(
             )
             yield StepSamples(step=step, samples=batch)
 
-    return num_steps, stream()
+    return len(plan), stream()
+
+
+def _supervised_samples(trajectories: Sequence[Trajectory], *, num_turns: int | None = None) -> list[TrainSample]:
+    """Samples of whole trajectories, or of their first `num_turns` turns."""
+    cut = [replace(t, turns=t.turns[:num_turns]) for t in trajectories]
+    return [sample for t in cut for sample in to_samples(t, 1.0, mask_format_errors=True)]
 
 
 async def collect_passed(
