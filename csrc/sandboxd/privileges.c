@@ -99,7 +99,7 @@ int become_command(const struct sandbox *box) {
         prctl(PR_SET_DUMPABLE, 1, 0, 0, 0); /* makes the file below our own; exec decides again */
         write_at(dirfd(box->proc), "self/oom_score_adj", "0");
     }
-    limit(RLIMIT_CORE, 0);
+    limit(RLIMIT_CORE, 1); /* not 0: that still starts a core handler of the host; 1 is refused */
     limit(RLIMIT_NOFILE, 4096);
     limit(RLIMIT_MEMLOCK, 64 << 10);
     limit(RLIMIT_MSGQUEUE, 1 << 20);

@@ -19,28 +19,19 @@ import struct
 from dataclasses import dataclass, field
 from typing import Self
 
-from swe_rl.errors import ConfigError, SandboxError, SandboxLost, SandboxUnavailable
+from swe_rl.errors import SandboxError, SandboxLost
 from swe_rl.sandbox import wire
 from swe_rl.sandbox.base_root import setup_body
-from swe_rl.sandbox.binary import sandboxd_path
 from swe_rl.sandbox.cgroup import new_group
 from swe_rl.sandbox.channel import Channel
-from swe_rl.sandbox.owner import owner_label
+from swe_rl.sandbox.launch import check_spec, failure_of, spawn
 from swe_rl.types import ExecResult, SandboxSpec
 
-PROGRAM = "swe-sandboxd"
-OWNER_ARGUMENT = "owner="  # in the launcher's command line, for reap.py and for whoever looks at `ps`
 READY_S = 20.0  # a loaded machine may need long; a healthy one needs milliseconds
 REPLY_MARGIN_S = 15.0  # the supervisor enforces the limits; this guards against the supervisor itself
 CLOSE_S = 5.0
 MAX_FILE_BYTES = 256 << 20  # read_file refuses larger files
 FILE_S = 60.0
-_PERMISSION_ERRNOS = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EUSERS, errno.ENOSPC, errno.EINVAL)
-_CURE = (
-    "run as root, allow user namespaces (sysctl user.max_user_namespaces > 0, kernel.unprivileged_userns_clone=1, "
-    "kernel.apparmor_restrict_unprivileged_userns=0; in a container: --privileged), "
-    "or set sandbox.isolation=none for code you trust"
-)
 
 
 @dataclass(slots=True)
@@ -70,11 +61,11 @@ class LocalSandbox:
 
         Raises SandboxUnavailable when this machine cannot make sandboxes, SandboxError for any other failure.
         """
-        _check(self.spec)
+        check_spec(self.spec)
         body = setup_body(self.spec, cgroup=new_group() if self._use_cgroup else None, flags=self._flags)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self._launcher = _spawn(theirs)
+            self._launcher = spawn(theirs)
         except BaseException:
             ours.close()
             raise
@@ -90,7 +81,7 @@ class LocalSandbox:
             self._channel.send(rest)
             frame = await asyncio.wait_for(ready, READY_S)
             if frame.kind == wire.FAILED:
-                raise _failure(frame.body)
+                raise failure_of(frame.body)
         except TimeoutError as err:
             await self.close()
             raise SandboxError(f"the sandbox was not ready after {READY_S:.0f} s") from err
@@ -280,39 +271,6 @@ class LocalSandbox:
                 gone.set_result(None)
 
         loop.add_reader(pid_fd, exited)
-
-
-def _check(spec: SandboxSpec) -> None:
-    """Raises ConfigError for a spec that no local sandbox can honour."""
-    if spec.image:
-        raise ConfigError("sandbox.image is for container backends: leave it empty with sandbox.backend=local")
-    if not spec.workdir.startswith("/") or os.path.normpath(spec.workdir) in ("/", "/tmp", "/proc", "/dev"):
-        raise ConfigError(f"SandboxSpec.workdir={spec.workdir!r} must be an absolute directory of its own, as /testbed")
-    if spec.limits.output_bytes > wire.MAX_KEEP:
-        raise ConfigError(f"Limits.output_bytes={spec.limits.output_bytes} is too large: at most {wire.MAX_KEEP}")
-    missing = [layer for layer in spec.layers if not os.path.isdir(layer)]
-    if missing:
-        raise SandboxError(f"layer {missing[0]!r} is not a directory")
-
-
-def _spawn(theirs: socket.socket) -> int:
-    """Starts the launcher by posix_spawn, which is vfork: cheap however much memory this process maps."""
-    null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
-    return os.posix_spawn(
-        sandboxd_path(),
-        [PROGRAM, OWNER_ARGUMENT + owner_label()],
-        {},
-        file_actions=[*null, (os.POSIX_SPAWN_DUP2, theirs.fileno(), 3)],
-        setsigmask=(),
-        setsigdef=(signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGCHLD, signal.SIGHUP, signal.SIGQUIT),
-    )
-
-
-def _failure(body: bytes) -> SandboxError:
-    code, reason = struct.unpack_from("<I", body)[0], body[4:].decode(errors="replace")
-    if code in _PERMISSION_ERRNOS and not reason.startswith("/"):
-        return SandboxUnavailable(f"this machine allows no sandbox ({reason}): {_CURE}")
-    return SandboxError(f"the sandbox could not be made: {reason}")
 
 
 def _refused(message: bytes) -> ExecResult:

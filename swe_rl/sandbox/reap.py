@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swe_rl.sandbox import bare, cgroup
-from swe_rl.sandbox.local import OWNER_ARGUMENT, PROGRAM
+from swe_rl.sandbox.launch import OWNER_ARGUMENT, PROGRAM
 from swe_rl.sandbox.owner import is_alive
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import sandbox_faults
 
-from swe_rl.sandbox import base_root, local, open_sandbox
+from swe_rl.sandbox import base_root, launch, open_sandbox
 
 
 def become_user(binary: str) -> None:
@@ -26,7 +26,7 @@ def become_user(binary: str) -> None:
     if not os.access(sys.base_prefix, os.X_OK):
         sys.base_prefix = sys.base_exec_prefix = "/usr"  # an interpreter that this user may bind
     base_root._base_items.cache_clear()
-    local.sandboxd_path = functools.cache(lambda: binary)
+    launch.sandboxd_path = functools.cache(lambda: binary)
 
 
 async def run(directory: Path) -> dict[str, Any]:

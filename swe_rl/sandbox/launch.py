@@ -1,0 +1,58 @@
+"""Starting the launcher of a local sandbox, and what its refusal means."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import struct
+
+from swe_rl.errors import ConfigError, SandboxError, SandboxUnavailable
+from swe_rl.sandbox import wire
+from swe_rl.sandbox.binary import sandboxd_path
+from swe_rl.sandbox.owner import owner_label
+from swe_rl.types import SandboxSpec
+
+PROGRAM = "swe-sandboxd"
+OWNER_ARGUMENT = "owner="  # in the launcher's command line, for reap.py and for whoever looks at `ps`
+_PERMISSION_ERRNOS = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EUSERS, errno.ENOSPC, errno.EINVAL)
+_CURE = (
+    "run as root, allow user namespaces (sysctl user.max_user_namespaces > 0, kernel.unprivileged_userns_clone=1, "
+    "kernel.apparmor_restrict_unprivileged_userns=0; in a container: --privileged), "
+    "or set sandbox.isolation=none for code you trust"
+)
+
+
+def check_spec(spec: SandboxSpec) -> None:
+    """Raises ConfigError for a spec that no local sandbox can honour."""
+    if spec.image:
+        raise ConfigError("sandbox.image is for container backends: leave it empty with sandbox.backend=local")
+    if not spec.workdir.startswith("/") or os.path.normpath(spec.workdir) in ("/", "/tmp", "/proc", "/dev"):
+        raise ConfigError(f"SandboxSpec.workdir={spec.workdir!r} must be an absolute directory of its own, as /testbed")
+    if spec.limits.output_bytes > wire.MAX_KEEP:
+        raise ConfigError(f"Limits.output_bytes={spec.limits.output_bytes} is too large: at most {wire.MAX_KEEP}")
+    missing = [layer for layer in spec.layers if not os.path.isdir(layer)]
+    if missing:
+        raise SandboxError(f"layer {missing[0]!r} is not a directory")
+
+
+def spawn(theirs: socket.socket) -> int:
+    """Starts the launcher by posix_spawn, which is vfork: cheap however much memory this process maps."""
+    null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
+    return os.posix_spawn(
+        sandboxd_path(),
+        [PROGRAM, OWNER_ARGUMENT + owner_label()],
+        {},
+        file_actions=[*null, (os.POSIX_SPAWN_DUP2, theirs.fileno(), 3)],
+        setsigmask=(),
+        setsigdef=(signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGCHLD, signal.SIGHUP, signal.SIGQUIT),
+    )
+
+
+def failure_of(body: bytes) -> SandboxError:
+    """The exception for a FAILED frame: the machine forbids it, or something else went wrong."""
+    code, reason = struct.unpack_from("<I", body)[0], body[4:].decode(errors="replace")
+    if code in _PERMISSION_ERRNOS and not reason.startswith("/"):
+        return SandboxUnavailable(f"this machine allows no sandbox ({reason}): {_CURE}")
+    return SandboxError(f"the sandbox could not be made: {reason}")
