@@ -142,7 +142,7 @@ class PhaseConfig:
     samples_per_task: int = 4  # demonstrations, passed_rollouts: attempts per task
     batch_size: int = 32  # demonstrations, passed_rollouts: trajectories per optimiser step over all ranks
     epochs: int = 1  # demonstrations, passed_rollouts
-    # demonstrations: so many optimiser steps see the first turn only, the first two, ...; then whole trajectories follow.
+    # demonstrations: so many optimiser steps see the first turn only, the first two, ...; then whole trajectories.
     # Short ones first teach a small model to copy names from its context within a minute instead of ten.
     turn_curriculum: list[int] = field(default_factory=list)
     p_right: float = 1.0  # demonstrations: chance that an edit is right; 1 is the oracle
