@@ -18,8 +18,11 @@ class Behaviour:
     expected: str
 
     @property
-    def size(self) -> int:
-        return len(self.example.expression) + len(self.example.text) + len(self.expected)
+    def rank(self) -> tuple[bool, int, str]:
+        """Sort key: a wrong value says more than a comparison that is False, a short one is read sooner."""
+        expression, got = self.example.expression, self.example.text
+        compared = {got, self.expected} == {"True", "False"}
+        return compared, len(expression) + len(got) + len(self.expected), expression
 
 
 def pick_behaviours(
@@ -30,7 +33,7 @@ def pick_behaviours(
     for example, right in zip(examples, expected, strict=True):
         if right is not None and right != (example.kind, example.text):
             found.setdefault(example.expression, Behaviour(example=example, expected_kind=right[0], expected=right[1]))
-    return sorted(found.values(), key=lambda b: (b.size, b.example.expression))[:limit]
+    return sorted(found.values(), key=lambda b: b.rank)[:limit]
 
 
 def issue_text(behaviours: Sequence[Behaviour], *, label: str, rng: Random) -> str:

@@ -13,9 +13,9 @@ from swe_rl.curation.pypi_sdist import Package
 from swe_rl.errors import ConfigError, SandboxError
 from swe_rl.protocols import Sandbox
 
-_SCRIPT_PATH, _ANSWER_PATH = "/tmp/.probe.py", "/tmp/.probe.json"
+_INSIDE, _ANSWER_PATH = "/tmp/.probe", "/tmp/.probe.json"
 BASELINE_S = 600.0  # wall limit of one whole suite
-MAX_TEST_S = 1.0  # slower tests are left out
+MAX_TEST_S = 1.0  # CPU time; slower tests are left out
 MUTANT_WALL_FACTOR = 10.0  # wall limit over CPU limit: a loaded machine must not change the outcome
 EXPLAINED_TESTS = 12  # failed tests asked for examples
 
@@ -45,8 +45,8 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    stable: tuple[str, ...]  # test ids that pass in every run and order, fast
-    seconds: Mapping[str, float]  # of each stable test
+    stable: tuple[str, ...]  # test ids that pass in every run and order, fast, without clocks, threads and sockets
+    seconds: Mapping[str, float]  # CPU time of each stable test
     spans: tuple[Span, ...]
     lines: Mapping[str, frozenset[int]]  # source file -> lines that ran
 
@@ -79,12 +79,13 @@ class Probe:
         self._path = [layer_path, *(f"{workdir}/{part}".rstrip("/") for part in package.python_path)]
 
     async def start(self) -> None:
-        """Puts the script into the sandbox."""
-        await self._sandbox.write_file(_SCRIPT_PATH, _script())
+        """Puts the scripts into the sandbox."""
+        for name in ("probe.py", "examples.py"):
+            await self._write(f"{_INSIDE}/{name}", _script(name))
 
     async def refuse_copies(self) -> None:
         """Raises ConfigError if the package is installed anywhere that a sandbox can read."""
-        names = " -o ".join(f"-name {name} -o -name {name}.py" for name in self._package.import_names)
+        names = " -o ".join(f"-path '*/{name}/__init__.py' -o -name {name}.py" for name in self._package.import_names)
         skipped = f"-path {self._workdir} -o -path /proc -o -path /sys"
         command = f"find / \\( {skipped} \\) -prune -o \\( {names} \\) -print 2>/dev/null"
         found = (await self._sandbox.exec(command, cwd="/", timeout_s=60)).stdout.decode("utf-8", "replace")
@@ -101,11 +102,13 @@ class Probe:
         traced = await self._ask_whole(files, trace=True, sources=list(self._package.source_files))
         plain = await self._ask_whole(files)
         reverse = await self._ask_whole(files, reverse=True)
+        unsteady = frozenset(traced["unsteady"])
         stable = tuple(
             test
             for test, status in plain["status"].items()
             if "::" in test
             and "\n" not in test
+            and test not in unsteady
             and status == traced["status"].get(test) == reverse["status"].get(test) == "passed"
             and plain["seconds"].get(test, MAX_TEST_S) < MAX_TEST_S
         )
@@ -122,7 +125,7 @@ class Probe:
 
     async def run_mutant(self, path: str, content: bytes, tests: Sequence[str], *, cpu_s: int) -> MutantRun:
         """Runs `tests` with one file changed."""
-        await self._sandbox.write_file(f"{self._workdir}/{path}", content)
+        await self._write(f"{self._workdir}/{path}", content)
         try:
             answer = await self._ask(
                 {
@@ -135,7 +138,7 @@ class Probe:
                 limit_s=cpu_s * MUTANT_WALL_FACTOR,
             )
         finally:
-            await self._sandbox.write_file(f"{self._workdir}/{path}", self._package.files[path])
+            await self._write(f"{self._workdir}/{path}", self._package.files[path])
         if answer is None:
             return MutantRun(status={}, finished=False)
         examples = tuple(
@@ -150,7 +153,7 @@ class Probe:
         answer = await self._ask(request, limit_s=60.0)
         if answer is None:
             return [None] * len(examples)
-        return [tuple(result) if result else None for result in answer["results"]]  # type: ignore[misc]
+        return [tuple(result) if result else None for result in answer["results"]]
 
     async def _ask_whole(self, files: list[str], **options: Any) -> dict[str, Any]:
         answer = await self._ask({"mode": "tests", "tests": files, **options}, limit_s=BASELINE_S)
@@ -163,7 +166,7 @@ class Probe:
     async def _ask(self, request: dict[str, Any], *, limit_s: float) -> dict[str, Any] | None:
         """The script's answer, None when it was ended before it had one."""
         request |= {"root": self._workdir, "path": self._path, "answer": _ANSWER_PATH}
-        command = f"rm -f {_ANSWER_PATH}; exec python3 -I -S {_SCRIPT_PATH}"
+        command = f"rm -f {_ANSWER_PATH}; exec python3 -I -S {_INSIDE}/probe.py"
         result = await self._sandbox.exec(
             command, timeout_s=limit_s, cwd=self._workdir, stdin=json.dumps(request).encode()
         )
@@ -171,9 +174,18 @@ class Probe:
             raise SandboxError(f"the probe cannot run: {result.outcome} {result.stderr[-200:]!r}")
         if result.exit_code != 0:
             return None
-        return json.loads(await self._sandbox.read_file(_ANSWER_PATH))
+        try:
+            return json.loads(await self._sandbox.read_file(_ANSWER_PATH))
+        except FileNotFoundError:
+            return None  # the tested code ended the process before the end
+
+    async def _write(self, path: str, data: bytes) -> None:
+        try:
+            await self._sandbox.write_file(path, data)
+        except OSError as err:
+            raise SandboxError(f"writing {path} failed: {err}") from err
 
 
 @functools.cache
-def _script() -> bytes:
-    return importlib.resources.files("swe_rl.curation").joinpath("pypi_probe_script.py").read_bytes()
+def _script(name: str) -> bytes:
+    return importlib.resources.files("swe_rl.curation.pypi_inside").joinpath(name).read_bytes()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import posixpath
 import re
@@ -16,6 +15,7 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from swe_rl.errors import ConfigError
 from swe_rl.rewards import is_test_path
@@ -154,19 +154,20 @@ def refuse_second_copy(package: Package, layer: Path) -> None:
             )
 
 
-def _members(archive: Path) -> Iterator[tuple[str, int, io.BufferedIOBase]]:
+def _members(archive: Path) -> Iterator[tuple[str, int, IO[bytes]]]:
+    """(path, size, reader) of every regular file."""
     if archive.name.endswith(".zip"):
         with zipfile.ZipFile(archive) as bundle:
             for entry in bundle.infolist():
-                if not entry.is_dir() and (entry.external_attr >> 28) in (0, 8):  # regular files
-                    with bundle.open(entry) as reader:
-                        yield entry.filename, entry.file_size, reader  # type: ignore[misc]
+                if not entry.is_dir() and (entry.external_attr >> 28) in (0, 8):  # no links
+                    with bundle.open(entry) as unzipped:
+                        yield entry.filename, entry.file_size, unzipped
         return
     with tarfile.open(archive) as tar:
         for member in tar:
             reader = tar.extractfile(member) if member.isreg() else None
             if reader is not None:
-                yield member.name, member.size, reader  # type: ignore[misc]
+                yield member.name, member.size, reader
 
 
 def _wanted(path: str) -> bool:

@@ -135,7 +135,8 @@ def _opener(pool: Leases | OpenSandbox | None) -> OpenSandbox:
         from swe_rl.sandbox import open_sandbox
 
         return open_sandbox
-    return getattr(pool, "lease", pool)
+    lease: OpenSandbox = getattr(pool, "lease", pool)  # type: ignore[arg-type]  # a pool, or the function itself
+    return lease
 
 
 def _grading_spec(spec: SandboxSpec, limit_s: float) -> SandboxSpec:
