@@ -20,7 +20,7 @@ from swe_rl.inference import EmbeddedEngine
 from swe_rl.metrics import open_metrics
 from swe_rl.models import nano_corpus
 from swe_rl.models.loading import load_model
-from swe_rl.protocols import Policy
+from swe_rl.protocols import Policy, Sandbox
 from swe_rl.rollout.collector import Collector
 from swe_rl.rollout.demonstrations import Demonstrator, DemonstratorPolicy, collect_demonstrations, sessions
 from swe_rl.rollout.journal import Journal
@@ -160,10 +160,15 @@ async def demonstrate(
     }
     made = rollout_parts(cfg, pool=parts.pool, renderer=parts.renderer, trees=parts.trees)
     policy = DemonstratorPolicy(scripts, renderer=parts.renderer, action_format=made.action_format)
-    collector = make_collector(cfg, parts=parts, policy=policy, journal=None, grade=_ungraded)
+    collector = make_collector(cfg, parts=parts, policy=policy, journal=None, extract_patch=_no_patch, grade=_ungraded)
     return share.gather(
         await collect_demonstrations(collector, chosen, samples_per_task=phase.samples_per_task, phase=phase.name)
     )
+
+
+async def _no_patch(sandbox: Sandbox, task: Task) -> bytes:
+    """What a demonstration changed is of no use to anybody."""
+    return b""
 
 
 async def _ungraded(task: Task, patch: bytes) -> Reward:
