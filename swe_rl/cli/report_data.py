@@ -13,8 +13,11 @@ from urllib.parse import unquote
 
 from swe_rl.errors import ConfigError
 from swe_rl.metrics import METRICS_FILE, Record, read_metrics
+from swe_rl.rollout.journal import read_journal
+from swe_rl.rollout.records import to_row
 
 ROLLOUT_DIRS = ("rollouts", "journal")
+KINDS = (".parquet", ".journal")  # finished steps, and steps (or evaluations) that were not compacted
 SAMPLES_PER_PHASE = 2  # one that passed and one that did not, where there are both
 SAMPLE_COLUMNS = ["trajectory_id", "task_id", "stop_reason", "detail", "reward", "patch", "token_ids", "turns"]
 
@@ -59,7 +62,7 @@ def read_run(path: Path) -> RunData:
     """Reads what is there. ConfigError when `path` is no directory, holds no run or holds a broken file."""
     if not path.is_dir():
         raise ConfigError(f"{path} is no directory: give the run directory that `swe-rl train` printed")
-    rollouts = sorted(file for folder in ROLLOUT_DIRS for file in (path / folder).rglob("*.parquet"))
+    rollouts = sorted(file for folder in ROLLOUT_DIRS for kind in KINDS for file in (path / folder).rglob(f"*{kind}"))
     try:
         run = RunData(
             path=path,
@@ -85,15 +88,11 @@ def _phase_of(file: Path) -> str:
 
 
 def _stop_reasons(files: Sequence[Path]) -> dict[str, Counter[str]]:
-    if not files:
-        return {}
-    import pyarrow.parquet as pq
-
-    counts: dict[str, Counter[str]] = {}
+    reasons: dict[str, dict[str, str]] = {}  # phase -> trajectory -> reason: one may be in both kinds of file
     for file in files:
-        column = pq.read_table(file, columns=["stop_reason"]).column("stop_reason").to_pylist()
-        counts.setdefault(_phase_of(file), Counter()).update(column)
-    return counts
+        found = {row["trajectory_id"]: row["stop_reason"] for row in _rows(file, ["trajectory_id", "stop_reason"])}
+        reasons.setdefault(_phase_of(file), {}).update(found)
+    return {phase: Counter(found.values()) for phase, found in reasons.items()}
 
 
 def _samples(files: Sequence[Path], *, decode: Callable[[list[int]], str] | None) -> list[SampleTrajectory]:
@@ -102,7 +101,7 @@ def _samples(files: Sequence[Path], *, decode: Callable[[list[int]], str] | None
     found: list[SampleTrajectory] = []
     for phase, file in last.items():
         seen: set[bool] = set()
-        for row in _rows(file):
+        for row in _rows(file, SAMPLE_COLUMNS):
             passed = (row["reward"] or 0.0) >= 1.0
             if passed not in seen:
                 seen.add(passed)
@@ -112,12 +111,15 @@ def _samples(files: Sequence[Path], *, decode: Callable[[list[int]], str] | None
     return found
 
 
-def _rows(file: Path) -> Iterator[dict[str, Any]]:
+def _rows(file: Path, columns: list[str]) -> Iterator[dict[str, Any]]:
     """Row by row, so that a step of long trajectories is never in memory as a whole."""
+    if file.suffix == ".journal":
+        yield from map(to_row, read_journal(file))
+        return
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(file) as parquet:
-        for batch in parquet.iter_batches(batch_size=8, columns=SAMPLE_COLUMNS):
+        for batch in parquet.iter_batches(batch_size=16, columns=columns):
             yield from batch.to_pylist()
 
 

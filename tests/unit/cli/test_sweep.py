@@ -10,8 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from swe_rl.cli import sweep
+from swe_rl.cli.dispatch import main
 from swe_rl.cli.hydra_entry import Composed, Options
 from swe_rl.config import TrainConfig
 from swe_rl.errors import ConfigError
@@ -116,3 +118,12 @@ def test_no_job_starts_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> No
     assert sweep.run_sweep(Options(overrides=("seed=1,2,3",)), command="train", check=composed) == 130
     assert len(ran) == 1
     assert ran[0][-1].startswith("run_dir=multirun/")
+
+
+def test_a_sweep_of_the_real_command_shows_every_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "-m", "experiment=smoke", "seed=1,2", "rollout.group_size=4,8", "--cfg"]) == 0
+    documents = [yaml.safe_load(text) for text in capsys.readouterr().out.split("---\n")]
+    found = [(document["seed"], document["rollout"]["group_size"]) for document in documents]
+    assert found == [(1, 4), (1, 8), (2, 4), (2, 8)]
+    assert main(["train", "-m", "experiment=smoke", "rollout.group_size=8,1", "--cfg"]) == 2
+    assert "rollout.group_size=1" in capsys.readouterr().err

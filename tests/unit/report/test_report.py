@@ -132,6 +132,20 @@ def test_every_chart_is_well_formed_and_inside_its_frame(run_dir: Path) -> None:
                 assert 0 <= y <= 200
 
 
+def test_rollouts_of_an_unfinished_step_count_once(run_dir: Path) -> None:
+    key = RolloutKey("rl/x", 3, "later", 0)
+    journal = Journal(run_dir / "rollouts")
+    journal.append(key, trajectory(key, value=None, stop=StopReason.OOM))
+    journal.close()
+    compacted = read_run(run_dir).stop_reasons["rl/x"]
+    assert compacted == {"submitted": 2, "max_turns": 1, "oom": 1}
+    other = Journal(run_dir / "journal")
+    first = RolloutKey("rl/x", 3, f"task-{EVIL}", 0)
+    other.append(first, trajectory(first, value=0.0, stop=StopReason.MAX_TURNS))  # the same rollout again
+    other.close()
+    assert read_run(run_dir).stop_reasons["rl/x"] == compacted
+
+
 def test_sampled_text_is_decoded_with_the_tokenizer_of_the_run(run_dir: Path) -> None:
     from tokenizers import Tokenizer, models
 
