@@ -139,7 +139,7 @@ class Probe:
             )
         finally:
             await self._write(f"{self._workdir}/{path}", self._package.files[path])
-        if answer is None:
+        if answer is None or "error" in answer:
             return MutantRun(status={}, finished=False)
         examples = tuple(
             Example(expression=e["expression"], imports=tuple(e["imports"]), kind=e["got"][0], text=e["got"][1])
@@ -151,16 +151,15 @@ class Probe:
         """(kind, text) of each call in the correct package; None where it is unstable, slow or long."""
         request = {"mode": "evaluate", "examples": [example.request() for example in examples], "cpu_s": 30}
         answer = await self._ask(request, limit_s=60.0)
-        if answer is None:
+        if answer is None or "error" in answer:
             return [None] * len(examples)
         return [tuple(result) if result else None for result in answer["results"]]
 
     async def _ask_whole(self, files: list[str], **options: Any) -> dict[str, Any]:
         answer = await self._ask({"mode": "tests", "tests": files, **options}, limit_s=BASELINE_S)
-        if answer is None:
-            raise ConfigError(
-                f"{self._package.label}: its tests do not finish here within {BASELINE_S:.0f} s; choose another package"
-            )
+        if answer is None or "error" in answer:
+            reason = answer["error"] if answer else f"not finished within {BASELINE_S:.0f} s"
+            raise ConfigError(f"{self._package.label}: its tests cannot be run here ({reason}); choose another package")
         return answer
 
     async def _ask(self, request: dict[str, Any], *, limit_s: float) -> dict[str, Any] | None:

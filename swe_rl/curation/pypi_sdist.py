@@ -12,6 +12,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,7 +121,7 @@ def unpack(archive: Path) -> dict[str, bytes]:
             if len(files) >= MAX_FILES or total > MAX_BYTES:
                 raise ConfigError(f"{archive.name} holds more than {MAX_FILES} files or {MAX_BYTES >> 20} MiB")
             files["/".join(parts)] = reader.read(size)
-    except (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError) as err:
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, OSError, EOFError) as err:
         raise ConfigError(f"{archive} is no readable archive ({err}): delete it and build again") from err
     return files
 

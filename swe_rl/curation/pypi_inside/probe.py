@@ -164,10 +164,13 @@ def main():
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(null, stream)
-    if request["mode"] == "evaluate":
-        answer = {"results": [examples.evaluate(example) for example in request["examples"]]}
-    else:
-        answer = run_tests(request)
+    try:
+        if request["mode"] == "evaluate":
+            answer = {"results": [examples.evaluate(example) for example in request["examples"]]}
+        else:
+            answer = run_tests(request)
+    except BaseException as error:  # SystemExit of the tested code too
+        answer = {"error": (type(error).__name__ + ": " + str(error))[:300]}
     with open(request["answer"] + ".part", "w") as file:
         json.dump(answer, file)
     os.replace(request["answer"] + ".part", request["answer"])
