@@ -25,13 +25,13 @@ static void write_at(int dir, const char *name, const char *value) {
 
 void become_supervisor(struct sandbox *box) {
     char pages[32];
+    snprintf(pages, sizeof pages, "%llu", (unsigned long long)(box->setup->numbers[N_MEMORY] / 4096));
+    write_at(box->sysctl_fd, "kernel/shmall", pages); /* of this IPC namespace; detached segments are in no one's size */
     if (box->real_root) {
         write_at(dirfd(box->proc), "self/oom_score_adj", "-1000"); /* a full cgroup must cost a command, not PID 1 */
         if (syscall(SYS_setns, box->userns_fd, CLONE_NEWUSER)) fail("join user namespace");
         if (setgroups(0, NULL) || setresgid(0, 0, 0) || setresuid(0, 0, 0)) fail("supervisor identity");
     }
-    snprintf(pages, sizeof pages, "%llu", (unsigned long long)(box->setup->numbers[N_MEMORY] / 4096));
-    write_at(box->sysctl_fd, "kernel/shmall", pages);
     write_at(box->sysctl_fd, "user/max_user_namespaces", "0");
     for (unsigned long cap = 0; cap < 64; cap++) prctl(PR_CAPBSET_DROP, cap, 0, 0, 0);
     if (set_capabilities(SUPERVISOR_CAPS)) fail("capabilities");
@@ -104,9 +104,9 @@ int become_command(const struct sandbox *box) {
     limit(RLIMIT_MEMLOCK, 64 << 10);
     limit(RLIMIT_MSGQUEUE, 1 << 20);
     limit(RLIMIT_RTPRIO, 0);
-    /* Counted per user namespace, so per sandbox (root in a container is exempt). Above the limit that the supervisor
-     * watches: where forks fail first, what is alive hovers below the limit and the cause would stay unnamed. */
-    limit(RLIMIT_NPROC, box->setup->numbers[N_PIDS] * 5 / 4 + 4);
+    /* Counted per user namespace, so per sandbox; root in a container is exempt and has the supervisor's watch only.
+     * Twice the watched limit: where forks fail first, what is alive hovers below it and the cause stays unnamed. */
+    limit(RLIMIT_NPROC, box->setup->numbers[N_PIDS] * 2 + 4);
     if (setresgid(COMMAND_ID, COMMAND_ID, COMMAND_ID) || setresuid(COMMAND_ID, COMMAND_ID, COMMAND_ID)) return -1;
     if (set_capabilities(0)) return -1;
     return filter_system_calls(box->join_fd >= 0);

@@ -11,7 +11,7 @@
 
 #define MAX_JOBS 64
 #define DRAIN_MS 50       /* after the leader's end, for output of what it left behind */
-#define DRAIN_MAX_MS 2000 /* the same while the number of processes still grows, as in a fork bomb */
+#define DRAIN_MAX_MS 2000 /* the same while processes still multiply, as in a fork bomb */
 #define WATCH_MS 15       /* between two looks at memory, processes and disk while a command runs */
 #define WATCH_IDLE_MS 200 /* the same when only background jobs run */
 #define KILL_RETRY_MS 2
@@ -237,7 +237,8 @@ static bool is_drained(struct job *job) {
     if (!empty || now < job->drain_ms) return false;
     unsigned before = job->processes;
     job->processes = watch_limits();
-    if (job->processes <= before || now - job->ended_ms > DRAIN_MAX_MS) return !job->killed_ms;
+    bool settled = job->processes <= before && job->processes < box->setup->numbers[N_PIDS] / 2;
+    if (settled || now - job->ended_ms > DRAIN_MAX_MS) return !job->killed_ms;
     job->drain_ms = now + DRAIN_MS;
     return false;
 }
