@@ -1,14 +1,14 @@
 """Whose failure is it? One tree; everything the package raises on purpose is in it.
 
-    SweRlError
-    ├── ConfigError       the user's input is wrong: exit code 2, one line naming the key and the cure
-    ├── SandboxError      the machine's failure: retried, then the sample leaves its group; never a reward
-    │   ├── SandboxLost          the sandbox ended while a request was in flight
-    │   └── SandboxUnavailable   this machine cannot make one (no user namespaces, no launcher, ...)
-    ├── EngineError       the inference engine failed; handled like SandboxError
-    ├── PatchError        what the agent left cannot be made into, or is not, a patch: the agent's doing, scored
-    ├── CheckpointError   a checkpoint is missing, partial or does not fit
-    └── InvariantError    a promise of the system was broken (token drift, non-finite logprob): stop the run
+SweRlError
+├── ConfigError       the user's input is wrong: exit code 2, one line naming the key and the cure
+├── SandboxError      the machine's failure: retried, then the sample leaves its group; never a reward
+│   ├── SandboxLost          the sandbox ended while a request was in flight
+│   └── SandboxUnavailable   this machine cannot make one (no user namespaces, no launcher, ...)
+├── EngineError       the inference engine failed; handled like SandboxError
+├── PatchError        what the agent left cannot be made into, or is not, a patch: the agent's doing, scored
+├── CheckpointError   a checkpoint is missing, partial or does not fit
+└── InvariantError    a promise of the system was broken (token drift, non-finite logprob): stop the run
 """
 
 

@@ -172,8 +172,9 @@ def weigh(samples: Sequence[TrainSample], cfg: TrainConfig) -> list[TrainSample]
 
 
 def behaviour(batches: Sequence[PackedBatch], cfg: TrainConfig, phase: PhaseConfig) -> list[PackedBatch]:
-    """The batches with the old policy they need. Asynchronous rollouts come from older weights: the old policy is that of
-    their engine logprobs (bypass mode: the ratio covers staleness). Synchronous: one step per batch, old is current."""
+    """The batches with the old policy they need. Asynchronous rollouts come from older weights: the old policy is the
+    one of their engine logprobs (bypass mode: the ratio covers staleness). Synchronous: one step per batch, so the old
+    policy is the current one."""
     if phase.data != "rollouts" or cfg.rollout.max_staleness == 0:
         return list(batches)
     return [replace(batch, old_logprobs=batch.rollout_logprobs) for batch in batches]

@@ -31,14 +31,18 @@ class Task:
     fail_to_pass: tuple[str, ...]  # test ids "path/test_x.py::test_name"
     pass_to_pass: tuple[str, ...]
     gold_patch: bytes  # unified diff against `tree`; never shown to the agent
-    tree: Mapping[str, bytes] = field(default_factory=dict, repr=False)  # base files by POSIX path; empty if `image` has them
+    tree: Mapping[str, bytes] = field(
+        default_factory=dict, repr=False
+    )  # base files by POSIX path; empty if `image` has them
     hidden_files: Mapping[str, bytes] = field(default_factory=dict, repr=False)  # written only when grading
     image: str = ""  # container image, empty for the local base root
     workdir: str = "/testbed"
     kind: TaskKind = "bugfix"
     test_runner: Literal["functions", "pytest"] = "functions"  # see rewards/test_runner.py
     timeout_s: float = 60.0  # limit of the hidden tests
-    meta: Mapping[str, Any] = field(default_factory=dict, repr=False)  # source-specific extras (operator, difficulty, ...)
+    meta: Mapping[str, Any] = field(
+        default_factory=dict, repr=False
+    )  # source-specific extras (operator, difficulty, ...)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +114,13 @@ class StopReason(StrEnum):
 
 
 _TRUNCATED = frozenset(
-    {StopReason.MAX_TURNS, StopReason.MAX_TOKENS, StopReason.CONTEXT_LIMIT, StopReason.PROMPT_TOO_LONG, StopReason.TIMEOUT}
+    {
+        StopReason.MAX_TURNS,
+        StopReason.MAX_TOKENS,
+        StopReason.CONTEXT_LIMIT,
+        StopReason.PROMPT_TOO_LONG,
+        StopReason.TIMEOUT,
+    }
 )
 
 

@@ -31,9 +31,6 @@ COMMANDS: dict[str, Command] = {
     "train": Command(
         "swe_rl.cli.train:main", "train a policy, phase by phase", "swe-rl train experiment=nano_minirepo seed=1"
     ),
-    "eval": Command(
-        "swe_rl.cli.eval:main", "measure a policy on held-out tasks", "swe-rl eval model.name=runs/RUN/phases/rl"
-    ),
     "tasks": Command(
         "swe_rl.cli.tasks:main",
         "build and describe bug-fix tasks",

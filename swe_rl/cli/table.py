@@ -7,7 +7,7 @@ from typing import Any
 
 
 def results_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Phases down, (split, mode) across, in the order in which they were measured; "success ± standard error (n)" in %."""
+    """Phases down, (split, mode) across, in the order of measuring; cells are "success ± standard error (n)" in %."""
     columns = list(dict.fromkeys((row["split"], row["mode"]) for row in rows))
     phases = list(dict.fromkeys(row["phase"] for row in rows))
     found = {(row["phase"], row["split"], row["mode"]): row for row in rows}

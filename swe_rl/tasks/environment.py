@@ -1,7 +1,7 @@
 """What a task's sandbox needs besides its tree: read-only directories and variables, stated in Task.meta.
 
-    meta["mounts"]  list of [host directory, path inside]; in a stored task set relative to its directory
-    meta["env"]     variable -> value, such as PYTHONPATH
+meta["mounts"]  list of [host directory, path inside]; in a stored task set relative to its directory
+meta["env"]     variable -> value, such as PYTHONPATH
 """
 
 from __future__ import annotations

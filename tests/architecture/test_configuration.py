@@ -17,7 +17,7 @@ from swe_rl.cli.hydra_entry import compose_config, parse_options
 from swe_rl.config import TrainConfig, validate
 
 CONF = ROOT / "conf"
-ROOTS = {"train": "swe_rl.config:TrainConfig", "eval": "swe_rl.config:EvalRunConfig"}  # root file -> its schema
+ROOTS = {"train": "swe_rl.config:TrainConfig"}  # root file -> its schema
 
 
 def schema_of(root: str) -> type[Any]:
