@@ -1,6 +1,6 @@
 """Texts from which the nano tokenizer learns: what an agent reads and writes on minirepo's training tasks.
 
-The corpus depends on nothing but the task generator, so every run and every checkpoint of one version has one tokenizer.
+The corpus depends on nothing but the task generator: every run and every checkpoint of one version has one tokenizer.
 """
 
 from __future__ import annotations

