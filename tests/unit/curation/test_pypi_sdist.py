@@ -15,7 +15,7 @@ from swe_rl.curation.pypi_sdist import download, load_package, parse_pin, refuse
 from swe_rl.errors import ConfigError
 
 FILES = {
-    "PKG-INFO": b"Name: demo\nRequires-Dist: attrs>=1\nRequires-Dist: numpy; extra == 'fast'\n\nRequires-Dist: not-this\n",
+    "PKG-INFO": b"Name: demo\nRequires-Dist: attrs>=1\nRequires-Dist: numpy; extra == 'fast'\n\nRequires-Dist: no\n",
     "demo/__init__.py": b"",
     "demo/core.py": b"def f(x):\n    return x\n",
     "demo/_vendor/other.py": b"",

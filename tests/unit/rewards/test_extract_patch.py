@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from host_sandbox import HostSandbox
 
 from swe_rl.errors import PatchError
-from swe_rl.protocols import Sandbox
 from swe_rl.rewards import extract_patch
-
-Make = Callable[..., Sandbox]
 
 BASE = {
     b"pkg/mod.py": b"def f(x):\n    return x\n",
@@ -95,29 +92,27 @@ def edit_everything(where: Path) -> None:
     (where / "new/cr\rname").write_bytes(b"\r\r\n\x00")
 
 
-async def test_round_trip_of_every_kind_of_change(host_sandbox: Make, repo: tuple[Path, str], tmp_path: Path) -> None:
+async def test_round_trip_of_every_kind_of_change(repo: tuple[Path, str], tmp_path: Path) -> None:
     where, base = repo
     edit_everything(where)
-    sandbox = host_sandbox()
+    sandbox = HostSandbox()
     patch = await extract_patch(sandbox, workdir=str(where), base_commit=base)
     assert sandbox.num_execs == 1
     assert apply_to_fresh_base(tmp_path, patch) == snapshot(where)
 
 
-async def test_no_change_is_no_bytes_and_junk_is_ignored(host_sandbox: Make, repo: tuple[Path, str]) -> None:
+async def test_no_change_is_no_bytes_and_junk_is_ignored(repo: tuple[Path, str]) -> None:
     where, base = repo
     (where / "pkg/__pycache__").mkdir()
     (where / "pkg/__pycache__/mod.cpython-311.pyc").write_bytes(b"\x00")
     (where / ".pytest_cache").mkdir()
     (where / ".pytest_cache/v").write_bytes(b"1")
     (where / "stray.pyc").write_bytes(b"\x00")
-    assert await extract_patch(host_sandbox(), workdir=str(where), base_commit=base) == b""
+    assert await extract_patch(HostSandbox(), workdir=str(where), base_commit=base) == b""
 
 
 @pytest.mark.parametrize("how", ["staged", "committed", "amended_root", "renamed", "config", "replace", "hidden_bits"])
-async def test_git_state_of_the_agent_does_not_matter(
-    host_sandbox: Make, repo: tuple[Path, str], tmp_path: Path, how: str
-) -> None:
+async def test_git_state_of_the_agent_does_not_matter(repo: tuple[Path, str], tmp_path: Path, how: str) -> None:
     where, base = repo
     edit_everything(where)
     if how in ("staged", "committed", "amended_root"):
@@ -157,12 +152,12 @@ async def test_git_state_of_the_agent_does_not_matter(
         git(where, "update-index", "--assume-unchanged", "pkg/mod.py")
         git(where, "update-index", "--skip-worktree", "pkg/crlf.txt")
     before = {p: p.read_bytes() for p in (where / ".git").rglob("*") if p.is_file()}
-    patch = await extract_patch(host_sandbox(), workdir=str(where), base_commit=base)
+    patch = await extract_patch(HostSandbox(), workdir=str(where), base_commit=base)
     assert apply_to_fresh_base(tmp_path, patch) == snapshot(where)
     assert {p: p.read_bytes() for p in (where / ".git").rglob("*") if p.is_file()} == before
 
 
-async def test_nested_repositories_keep_their_files(host_sandbox: Make, repo: tuple[Path, str], tmp_path: Path) -> None:
+async def test_nested_repositories_keep_their_files(repo: tuple[Path, str], tmp_path: Path) -> None:
     where, base = repo
     for name in ("plain", "committed"):
         inner = where / name
@@ -172,37 +167,35 @@ async def test_nested_repositories_keep_their_files(host_sandbox: Make, repo: tu
         if name == "committed":
             git(inner, "add", "-A")
             git(inner, "commit", "-qm", "inner")
-    patch = await extract_patch(host_sandbox(), workdir=str(where), base_commit=base)
+    patch = await extract_patch(HostSandbox(), workdir=str(where), base_commit=base)
     assert apply_to_fresh_base(tmp_path, patch) == snapshot(where)
 
 
-async def test_deleted_git_directory_needs_the_base_tree(
-    host_sandbox: Make, repo: tuple[Path, str], tmp_path: Path
-) -> None:
+async def test_deleted_git_directory_needs_the_base_tree(repo: tuple[Path, str], tmp_path: Path) -> None:
     where, base = repo
     (where / "pkg/mod.py").write_bytes(b"def f(x):\n    return -x\n")
     subprocess.run(["rm", "-rf", str(where / ".git")], check=True)
     tree = {name.decode(): data for name, data in BASE.items()}
-    patch = await extract_patch(host_sandbox(), workdir=str(where), base_commit=base, base_tree=tree)
+    patch = await extract_patch(HostSandbox(), workdir=str(where), base_commit=base, base_tree=tree)
     assert apply_to_fresh_base(tmp_path, patch) == snapshot(where)
     with pytest.raises(PatchError) as caught:
-        await extract_patch(host_sandbox(), workdir=str(where), base_commit=base)
+        await extract_patch(HostSandbox(), workdir=str(where), base_commit=base)
     assert caught.value.reason == "no_base"
 
 
-async def test_root_commit_is_found_without_an_id(host_sandbox: Make, repo: tuple[Path, str]) -> None:
+async def test_root_commit_is_found_without_an_id(repo: tuple[Path, str]) -> None:
     where, base = repo
     (where / "pkg/mod.py").write_bytes(b"x = 0\n")
     git(where, "commit", "-qam", "second")
-    patch = await extract_patch(host_sandbox(), workdir=str(where))
-    assert patch == await extract_patch(host_sandbox(), workdir=str(where), base_commit=base) != b""
+    patch = await extract_patch(HostSandbox(), workdir=str(where))
+    assert patch == await extract_patch(HostSandbox(), workdir=str(where), base_commit=base) != b""
 
 
 @pytest.mark.parametrize("size", [10, 8 << 10, 100_000])
-async def test_large_patches_are_complete_or_refused(host_sandbox: Make, repo: tuple[Path, str], size: int) -> None:
+async def test_large_patches_are_complete_or_refused(repo: tuple[Path, str], size: int) -> None:
     where, base = repo
     (where / "big.txt").write_bytes(b"x" * size + b"\n")
-    sandbox = host_sandbox(output_bytes=4 << 10)
+    sandbox = HostSandbox(output_bytes=4 << 10)
     patch = await extract_patch(sandbox, workdir=str(where), base_commit=base, max_bytes=1 << 20)
     assert b"+" + b"x" * size + b"\n" in patch
     with pytest.raises(PatchError) as caught:
@@ -210,7 +203,7 @@ async def test_large_patches_are_complete_or_refused(host_sandbox: Make, repo: t
     assert caught.value.reason == "too_large"
 
 
-async def test_missing_workdir_is_typed(host_sandbox: Make, tmp_path: Path) -> None:
+async def test_missing_workdir_is_typed(tmp_path: Path) -> None:
     with pytest.raises(PatchError) as caught:
-        await extract_patch(host_sandbox(), workdir=str(tmp_path / "nowhere"))
+        await extract_patch(HostSandbox(), workdir=str(tmp_path / "nowhere"))
     assert caught.value.reason == "no_workdir"

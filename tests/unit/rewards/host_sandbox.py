@@ -7,8 +7,6 @@ import time
 from pathlib import Path
 from typing import Self
 
-import pytest
-
 from swe_rl.types import ExecResult
 
 
@@ -61,8 +59,3 @@ class HostSandbox:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
-
-
-@pytest.fixture
-def host_sandbox() -> type[HostSandbox]:
-    return HostSandbox
