@@ -18,7 +18,13 @@ CORPUS_SEED = 12345
 
 def whole_words() -> list[str]:
     """Identifiers and keywords that are worth one token each."""
-    return [*FUNCTIONS, *VARIABLES, *MODULES, *PACKAGES, *(word for word in keyword.kwlist if word.islower())]
+    return [
+        *FUNCTIONS,
+        *(word for pool in VARIABLES.values() for word in pool),
+        *MODULES,
+        *PACKAGES,
+        *(word for word in keyword.kwlist if word.islower()),
+    ]
 
 
 def texts() -> Iterator[str]:

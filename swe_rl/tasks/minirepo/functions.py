@@ -42,7 +42,7 @@ class Mutant:
 def instantiate(template: Template, *, name: str, rng: Random) -> Function:
     """Draws parameter and local names and constants."""
     constants = (rng.randint(*template.k_range), rng.randint(*template.l_range))
-    words = dict(zip("ABXYZI", rng.sample(VARIABLES, 6), strict=True))
+    words = {role: rng.choice(pool) for role, pool in VARIABLES.items()}
     words |= {"F": name, "K": str(constants[0]), "L": str(constants[1])}
     source = _PLACEHOLDER.sub(lambda match: words[match[0]], template.source)
     return Function(name=name, source=source, template=template, constants=constants)

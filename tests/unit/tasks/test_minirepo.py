@@ -157,7 +157,7 @@ def test_generation_does_not_depend_on_the_hash_seed():
 
 
 def test_name_pools_are_disjoint_and_safe():
-    pools = [names.FUNCTIONS, names.VARIABLES, names.MODULES, names.PACKAGES]
+    pools = [names.FUNCTIONS, *names.VARIABLES.values(), names.MODULES, names.PACKAGES]
     words = [word for pool in pools for word in pool]
     assert len(words) == len(set(words))
     used = set(re.findall(r"[a-z]+", "\n".join(template.source for template in STANDARD + HARD).lower()))
