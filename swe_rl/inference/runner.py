@@ -121,11 +121,12 @@ class SlotRunner:
         rows = SlotRows(cache=self.cache, slot_ids=slots.to(device), positions=positions.to(device))
         chunks = [(chunk.slot, 1, len(chunk.ids), chunk.start + len(chunk.ids)) for chunk in prefill]
         runs = [(decode[a].slot, b - a, b - a, max(c.start for c in decode[a:b]) + 1) for a, b in _runs(decode)]
+        blocks = [(a, b, c, self.cache.span(length)) for a, b, c, length in (*runs, *chunks)]
+        mask = additive_mask(rows.positions, max(block[3] for block in blocks), self.cache.keys.dtype)
         start = 0
-        for slot, num_slots, num_rows, length in [*runs, *chunks]:
+        for slot, num_slots, num_rows, span in blocks:
             stop = start + num_rows
-            mask = additive_mask(rows.positions[start:stop], self.cache.span(length), self.cache.keys.dtype)
-            rows.blocks.append(SlotBlock(start, stop, slot, slot + num_slots, mask))
+            rows.blocks.append(SlotBlock(start, stop, slot, slot + num_slots, mask[start:stop, :, :, :span]))
             start = stop
         out = self.model.base_model(
             input_ids=ids.to(device)[None], position_ids=rows.positions[None], use_cache=False, slot_rows=rows
