@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import csv
+import os
 import platform
 import random
 import subprocess
@@ -59,6 +60,7 @@ async def run(args: argparse.Namespace) -> dict[str, object]:
     return {
         "cpu": _cpu_name(),
         "threads": args.threads,
+        "load_1m": round(os.getloadavg()[0], 1),  # above the number of cores: others were running, figures are low
         "commit": _commit(),
         "dtype": args.dtype,
         "slots": args.slots,
