@@ -89,7 +89,8 @@ TRICKS = {
     "reads the tests": BUGGY.replace(b"return x + x + 1", b"return 8 if 'double(4) == 8' in search() else 0")
     + b"\n\ndef search():\n    import glob\n    text = ''\n    for name in glob.glob('/**/test_*.py', recursive=True)"
     + b" + glob.glob('/proc/*/environ') + glob.glob('/proc/*/cmdline'):\n"
-    + b"        try:\n            text += open(name, errors='replace').read()\n        except OSError:\n            pass\n"
+    + b"        try:\n            text += open(name, errors='replace').read()\n"
+    + b"        except OSError:\n            pass\n"
     + b"    return text\n",
 }
 
