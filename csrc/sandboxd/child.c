@@ -1,7 +1,6 @@
 /* One command, file read or file write: all three run in a child with a command's rights, so that a hostile link,
  * FIFO or full disk meets the same limits, and the supervisor never blocks on the sandbox's files. */
 #include "sandboxd.h"
-
 #define ARGUMENT_MAX (96u << 10) /* the kernel takes 128 KiB per argument; a longer script goes through a file */
 #define SCRIPT_FD 3
 #define SCRIPT_PATH "/proc/self/fd/3"
@@ -49,7 +48,7 @@ static void store_script(const char *text) {
     int fd = sys_memfd("script");
     ssize_t len = (ssize_t)strlen(text);
     if (fd < 0 || write(fd, text, (size_t)len) != len) stop("store", "the script");
-    if (fd == SCRIPT_FD ? fcntl(fd, F_SETFD, 0) : dup2(fd, SCRIPT_FD) < 0) stop("store", "the script");
+    if (dup2(fd, SCRIPT_FD) < 0) stop("store", "the script"); /* was the owner's socket, which no command may have */
 }
 
 static _Noreturn void run(const struct sandbox *box, const struct exec_request *request, int in, int out, int err) {

@@ -4,9 +4,7 @@
  * directory and follows no link. */
 #include <sys/sendfile.h>
 #include <sys/xattr.h>
-
 #include "sandboxd.h"
-
 #define DEPTH_MAX 256 /* each level holds three descriptors */
 
 struct copy {
@@ -55,15 +53,13 @@ static int copy_entry(int from, int to, const char *name, const struct copy *how
     if (S_ISDIR(info.st_mode)) return copy_subdir(from, to, name, &info, how, depth);
     if (S_ISREG(info.st_mode)) return copy_file(from, to, name, &info, how);
     if (S_ISCHR(info.st_mode) && info.st_rdev == 0) return mknodat(to, name, S_IFCHR, 0); /* whiteout: deleted below */
-    if (S_ISFIFO(info.st_mode)) {
-        if (mknodat(to, name, S_IFIFO | (info.st_mode & 0777), 0)) return -1;
-    } else if (S_ISLNK(info.st_mode)) {
+    if (S_ISSOCK(info.st_mode)) return 0; /* its process is not copied either */
+    if (S_ISFIFO(info.st_mode) && mknodat(to, name, S_IFIFO | (info.st_mode & 0777), 0)) return -1;
+    if (S_ISLNK(info.st_mode)) {
         ssize_t len = readlinkat(from, name, text, sizeof text - 1);
         if (len < 0) return -1;
         text[len] = 0;
         if (symlinkat(text, to, name)) return -1;
-    } else {
-        return 0; /* a socket: its process is not copied either */
     }
     return how->give ? fchownat(to, name, OUTSIDE_COMMAND, OUTSIDE_COMMAND, AT_SYMLINK_NOFOLLOW) : 0;
 }

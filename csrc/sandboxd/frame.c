@@ -11,7 +11,6 @@ static uint32_t load_u32(const uint8_t *at) {
 void put_u32(uint8_t *at, uint32_t value) {
     for (int i = 0; i < 4; i++) at[i] = (uint8_t)(value >> (8 * i));
 }
-
 void put_u64(uint8_t *at, uint64_t value) {
     put_u32(at, (uint32_t)value);
     put_u32(at + 4, (uint32_t)(value >> 32));
@@ -91,12 +90,10 @@ static const uint8_t *take(struct cursor *cur, size_t len) {
     cur->at += len;
     return cur->at - len;
 }
-
 static uint32_t take_u32(struct cursor *cur) {
     const uint8_t *at = take(cur, 4);
     return at ? load_u32(at) : 0;
 }
-
 static uint64_t take_u64(struct cursor *cur) {
     uint64_t low = take_u32(cur);
     return low | (uint64_t)take_u32(cur) << 32;

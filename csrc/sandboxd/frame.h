@@ -4,11 +4,9 @@
  * The reader trusts nothing: a bad length or a short body is an error, never a read past the end. */
 #ifndef SWE_FRAME_H
 #define SWE_FRAME_H
-
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-
 #define FRAME_HEADER 12u
 #define FRAME_MAX (8u << 20) /* body bytes; larger data travels in several F_DATA or F_CHUNK frames */
 #define KEEP_MAX (3u << 20)  /* output bytes kept per stream, so that both fit one F_RESULT */
@@ -36,7 +34,6 @@ struct frame {
     uint32_t len, id, type;
     const uint8_t *body; /* valid until the next call on the inbox */
 };
-
 struct buffer {
     uint8_t *data;
     size_t start, used, cap; /* bytes [start, used) are waiting */
@@ -50,7 +47,6 @@ int outbox_frame(struct buffer *out, uint32_t id, uint32_t type, uint32_t len); 
 void put_u32(uint8_t *at, uint32_t value);
 void put_u64(uint8_t *at, uint64_t value);
 void parse_header(const uint8_t *head, struct frame *out);
-
 enum exec_kind { EXEC_SHELL, EXEC_READ, EXEC_WRITE };
 
 struct exec_request {
@@ -58,9 +54,7 @@ struct exec_request {
     uint64_t kill_bytes;
     const char *cwd, *text; /* NUL-terminated; text is the command or the path */
 };
-
 int parse_exec(const struct frame *frame, struct exec_request *out);
-
 enum setup_number { N_MEMORY, N_PIDS, N_DISK, N_LEASE_MS, N_OWNER, N_FLAGS, N_NUMBERS };
 enum setup_flag { FLAG_NO_IDMAP = 1, FLAG_USERNS = 2 }; /* tests force the fallbacks with these */
 enum setup_op {
@@ -74,12 +68,10 @@ enum setup_op {
     OP_SHELL,    /* a: path inside */
     OP_CGROUP,   /* a: memory cgroup directory to create, b: file of its limit */
 };
-
 struct setup_item {
     uint32_t op, len; /* len: bytes of b */
     const char *a, *b; /* both NUL-terminated */
 };
-
 struct setup {
     uint64_t numbers[N_NUMBERS];
     struct setup_item items[MAX_ITEMS];
@@ -87,7 +79,5 @@ struct setup {
     const char *layers[MAX_LAYERS], *workdir, *shell, *cgroup, *cgroup_limit;
     char *env[MAX_ENV + 1];
 };
-
 int parse_setup(const struct frame *frame, struct setup *out); /* *out points into the body */
-
 #endif

@@ -4,7 +4,6 @@
  * ends, so a pidfd of the owner is watched instead. The kernel removes processes and mounts with PID 1; the only
  * thing left on a file system is the cgroup directory, which is removed here. */
 #include "sandboxd.h"
-
 #define NAMESPACES (CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS)
 
 _Noreturn void fail(const char *stage) {
@@ -48,7 +47,7 @@ static void read_setup(struct setup *setup, int *passed_fd) {
     if (parse_setup(&frame, setup)) fail("set-up frame");
 }
 
-static int write_text(int dir, const char *path, const char *text) {
+int write_text(int dir, const char *path, const char *text) {
     int fd = openat(dir, path, O_WRONLY | O_CLOEXEC);
     if (fd < 0) return -1;
     ssize_t done = write(fd, text, strlen(text));
@@ -60,19 +59,17 @@ static int write_text(int dir, const char *path, const char *text) {
 
 /* A user namespace with these maps. It needs a member while they are written; the descriptor keeps it alive after. */
 static int make_userns(const char *uid_map, const char *gid_map) {
-    char path[64];
+    char path[3][64];
     pid_t holder = (pid_t)syscall(SYS_clone, CLONE_NEWUSER | SIGCHLD, 0, 0, 0, 0);
     if (holder < 0) fail("new user namespace");
     if (holder == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         for (;;) pause();
     }
-    snprintf(path, sizeof path, "/proc/%d/uid_map", (int)holder);
-    if (write_text(AT_FDCWD, path, uid_map)) fail("uid_map");
-    snprintf(path, sizeof path, "/proc/%d/gid_map", (int)holder);
-    if (write_text(AT_FDCWD, path, gid_map)) fail("gid_map");
-    snprintf(path, sizeof path, "/proc/%d/ns/user", (int)holder);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    const char *const names[] = {"uid_map", "gid_map", "ns/user"};
+    for (int i = 0; i < 3; i++) snprintf(path[i], sizeof path[i], "/proc/%d/%s", (int)holder, names[i]);
+    if (write_text(AT_FDCWD, path[0], uid_map) || write_text(AT_FDCWD, path[1], gid_map)) fail("user namespace maps");
+    int fd = open(path[2], O_RDONLY | O_CLOEXEC);
     if (fd < 0) fail("user namespace descriptor");
     kill(holder, SIGKILL);
     waitpid(holder, NULL, 0);

@@ -2,9 +2,7 @@
 #include <grp.h>
 #include <stddef.h>
 #include <sys/resource.h>
-
 #include "sandboxd.h"
-
 #define CAP(number) (1u << (number))
 /* KILL, SETGID, SETUID, SYS_PTRACE (read /proc/PID/ns), SYS_ADMIN (a UTS namespace per command), SYS_RESOURCE */
 #define SUPERVISOR_CAPS (CAP(5) | CAP(6) | CAP(7) | CAP(19) | CAP(21) | CAP(24))
@@ -15,24 +13,16 @@ static int set_capabilities(uint32_t low) {
     return (int)syscall(SYS_capset, &header, data);
 }
 
-/* Best effort: each use has a second line of defence. */
-static void write_at(int dir, const char *name, const char *value) {
-    int fd = openat(dir, name, O_WRONLY | O_CLOEXEC);
-    if (fd < 0) return;
-    (void)!write(fd, value, strlen(value));
-    close(fd);
-}
-
 void become_supervisor(struct sandbox *box) {
     char pages[32];
     snprintf(pages, sizeof pages, "%llu", (unsigned long long)(box->setup->numbers[N_MEMORY] / 4096));
-    write_at(box->sysctl_fd, "kernel/shmall", pages); /* of this IPC namespace; detached segments are in no one's size */
+    (void)write_text(box->sysctl_fd, "kernel/shmall", pages); /* of this IPC namespace */
     if (box->real_root) {
-        write_at(dirfd(box->proc), "self/oom_score_adj", "-1000"); /* a full cgroup must cost a command, not PID 1 */
+        (void)write_text(dirfd(box->proc), "self/oom_score_adj", "-1000"); /* a full cgroup must cost a command, not PID 1 */
         if (syscall(SYS_setns, box->userns_fd, CLONE_NEWUSER)) fail("join user namespace");
         if (setgroups(0, NULL) || setresgid(0, 0, 0) || setresuid(0, 0, 0)) fail("supervisor identity");
     }
-    write_at(box->sysctl_fd, "user/max_user_namespaces", "0");
+    (void)write_text(box->sysctl_fd, "user/max_user_namespaces", "0");
     for (unsigned long cap = 0; cap < 64; cap++) prctl(PR_CAPBSET_DROP, cap, 0, 0, 0);
     if (set_capabilities(SUPERVISOR_CAPS)) fail("capabilities");
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) fail("no_new_privs");
@@ -42,14 +32,10 @@ void become_supervisor(struct sandbox *box) {
 
 struct step { uint16_t code; uint8_t yes, no; uint32_t value; }; /* one instruction of classic BPF */
 
-#define LOAD 0x20 /* accumulator = 32 bits of seccomp_data at value */
-#define IF_EQUAL 0x15
-#define IF_AT_LEAST 0x35
-#define IF_ANY_BIT 0x45
-#define RETURN 0x06
-#define ALLOW 0x7fff0000u
+/* LOAD: accumulator = 32 bits of seccomp_data at value */
+enum { LOAD = 0x20, IF_EQUAL = 0x15, IF_AT_LEAST = 0x35, IF_ANY_BIT = 0x45, RETURN = 0x06 };
+enum { ALLOW = 0x7fff0000, NEW_NAMESPACES = 0x7C020080 /* all CLONE_NEW* */ };
 #define ERROR(number) (0x00050000u | (number))
-#define NEW_NAMESPACES 0x7C020080u /* all CLONE_NEW* */
 
 #if defined(__x86_64__)
 #define NATIVE_ARCH 0xC000003Eu
@@ -97,7 +83,7 @@ static void limit(int what, rlim_t value) {
 int become_command(const struct sandbox *box) {
     if (box->real_root) {
         prctl(PR_SET_DUMPABLE, 1, 0, 0, 0); /* makes the file below our own; exec decides again */
-        write_at(dirfd(box->proc), "self/oom_score_adj", "0");
+        (void)write_text(dirfd(box->proc), "self/oom_score_adj", "0");
     }
     limit(RLIMIT_CORE, 1); /* not 0: that still starts a core handler of the host; 1 is refused */
     limit(RLIMIT_NOFILE, 4096);

@@ -1,6 +1,5 @@
 /* What runs in the sandbox, read from its own /proc. */
 #include <ctype.h>
-
 #include "sandboxd.h"
 
 pid_t next_process(const struct sandbox *box) {

@@ -2,9 +2,7 @@
  * everything that can be written. All mounts live in the new mount namespace and vanish with PID 1. */
 #include <net/if.h>
 #include <sys/ioctl.h>
-
 #include "sandboxd.h"
-
 #define SCRATCH ".scratch" /* only while building: detached at the end, so that no command sees upper or work */
 #define LAYER_COPY_BYTES (4ull << 30)
 
@@ -13,7 +11,6 @@ static const char *inside(const char *path) {
     while (*path == '/') path++;
     return *path ? path : ".";
 }
-
 static void make_dir(const char *path) {
     if (mkdir(path, 0755) && errno != EEXIST && errno != EROFS) fail(path); /* EROFS: what is mounted there must do */
 }
@@ -40,7 +37,6 @@ static void attach(int tree, const char *target) {
     if (syscall(NR_move_mount, tree, "", AT_FDCWD, target, MOVE_EMPTY_FROM)) fail(target);
     close(tree);
 }
-
 static void attach_at_new(int tree, const char *target) {
     struct stat info;
     if (fstat(tree, &info)) fail(target);

@@ -2,7 +2,6 @@
  * supervisor keeps the capabilities of its user namespace and a start costs one exec. */
 #ifndef SWE_SANDBOXD_H
 #define SWE_SANDBOXD_H
-
 /* What most parts need; _GNU_SOURCE is a compiler flag (build.sh). */
 #include <dirent.h>
 #include <errno.h>
@@ -18,12 +17,24 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "frame.h"
-#include "sys.h"
-
 #define SOCKET_FD 3
+
+/* Linux interfaces that libc headers (musl's above all) may lack; the numbers are the same on every architecture. */
+enum { NR_io_uring_setup = 425, NR_open_tree = 428, NR_move_mount, NR_fsopen, NR_fsconfig, NR_fsmount };
+enum { NR_pidfd_open = 434, NR_clone3, NR_close_range, NR_mount_setattr = 442 };
+enum { TREE_CLONE = 1, TREE_CLOEXEC = 02000000, RECURSIVE = 0x8000, EMPTY_PATH = 0x1000, MOVE_EMPTY_FROM = 4 };
+enum { FS_CLOEXEC = 1, FS_SET_STRING = 1, FS_CREATE = 6 };
+enum { ATTR_RDONLY = 1, ATTR_NOSUID = 2, ATTR_NODEV = 4, ATTR_NOEXEC = 8, ATTR_IDMAP = 0x100000 };
+static inline int sys_mount_setattr(int dir, unsigned flags, uint64_t set, uint64_t userns_fd) {
+    struct { uint64_t set, clear, propagation, userns_fd; } attributes = {set, 0, 0, userns_fd};
+    return (int)syscall(NR_mount_setattr, dir, "", flags | EMPTY_PATH, &attributes, sizeof attributes);
+}
+static inline int sys_pidfd_open(pid_t pid) { return (int)syscall(NR_pidfd_open, pid, 0); }
+static inline int sys_memfd(const char *name) { return (int)syscall(SYS_memfd_create, name, 1 /* close on exec */); }
 
 /* Who is who. Inside, commands are always COMMAND_ID, and the supervisor is 0 if root started the sandbox. Outside:
  *   started by root: two unprivileged ids of the range that Debian reserves; real root is left before any command;
@@ -45,20 +56,18 @@ struct sandbox {
     int sysctl_fd;    /* /proc/sys before it became read-only */
     DIR *proc;        /* own /proc */
 };
-
-/* launcher.c: tells the owner `stage` and errno, and exits. */
-_Noreturn void fail(const char *stage);
-
+/* launcher.c */
+_Noreturn void fail(const char *stage); /* tells the owner `stage` and errno, and exits */
+int write_text(int dir, const char *path, const char *text); /* -1 with errno */
 /* rootfs.c: builds the whole file system and pivots into it. */
 void build_root(struct sandbox *box);
-
 /* copytree.c: the files go to the command's user if `give`. -1 with errno. */
 int copy_tree(int from, int to, bool trusted_xattr, bool give);
-
 /* privileges.c */
 void become_supervisor(struct sandbox *box);
 int become_command(const struct sandbox *box); /* in the child; -1 with errno */
-
+/* supervisor.c */
+_Noreturn void supervise(struct sandbox *box);
 /* child.c: starts a command; -1 with errno. */
 struct child {
     pid_t pid;
@@ -66,7 +75,6 @@ struct child {
     uint64_t tag;       /* inode of its UTS namespace, which marks all its descendants */
 };
 int start_child(const struct sandbox *box, const struct exec_request *request, int stdin_fd, struct child *out);
-
 /* procs.c: processes beside the supervisor. */
 struct census {
     unsigned processes, threads;
@@ -78,8 +86,4 @@ void take_census(const struct sandbox *box, struct census *out, uint64_t enough)
 uint64_t total_pss(const struct sandbox *box);
 /* SIGKILL to every process with the tag but the spared ones; returns how many were seen. */
 unsigned kill_tagged(const struct sandbox *box, uint64_t tag, const pid_t *spared, size_t num_spared);
-
-/* supervisor.c */
-_Noreturn void supervise(struct sandbox *box);
-
 #endif

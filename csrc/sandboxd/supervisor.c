@@ -6,9 +6,7 @@
 #include <sys/signalfd.h>
 #include <sys/statfs.h>
 #include <time.h>
-
 #include "sandboxd.h"
-
 #define MAX_JOBS 64
 #define DRAIN_MS 50       /* after the leader's end, for output of what it left behind */
 #define DRAIN_MAX_MS 2000 /* the same while processes still multiply, as in a fork bomb */
@@ -17,7 +15,6 @@
 #define KILL_RETRY_MS 2
 #define KILL_GIVE_UP_MS 2000
 #define OUTBOX_FULL (1u << 20)
-
 enum outcome { OK, NONZERO, TIMEOUT, OOM, PIDS_LIMIT, DISK_FULL, OUTPUT_LIMIT }; /* order of types.Outcome */
 enum job_state { FREE, UPLOADING, RUNNING, DRAINING, REPORTED };
 
@@ -46,21 +43,17 @@ static struct sandbox *box;
 static struct job jobs[MAX_JOBS];
 static struct buffer inbox, outbox;
 static uint64_t oom_kills;
-
 #define EACH_JOB(name) (struct job *name = jobs; name < jobs + MAX_JOBS; name++)
 
 static bool active(const struct job *job) { return job->state == RUNNING || job->state == DRAINING; }
-
 static int64_t now_us(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
 }
-
 static int64_t now_ms(void) { return now_us() / 1000; }
 
 /* ---- sending ---- */
-
 static void flush_outbox(void) {
     while (outbox.start < outbox.used) {
         ssize_t sent = send(SOCKET_FD, outbox.data + outbox.start, outbox.used - outbox.start, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -75,7 +68,6 @@ static _Noreturn void end(const char *why) {
     if (!outbox_frame(&outbox, 0, F_ENDED, (uint32_t)strlen(why)) && !outbox_add(&outbox, why, strlen(why))) flush_outbox();
     _exit(0);
 }
-
 static void send_bytes(const void *bytes, size_t len) {
     if (outbox_add(&outbox, bytes, len)) end("out of memory");
 }
@@ -84,9 +76,7 @@ static void send_frame(uint32_t id, uint32_t type, const void *body, uint32_t le
     if (outbox_frame(&outbox, id, type, len)) end("out of memory");
     send_bytes(body, len);
 }
-
 static uint32_t sent_bytes(const struct stream *s) { return s->used < s->head + s->tail ? s->used : s->head + s->tail; }
-
 static void send_kept(const struct stream *s) {
     uint32_t count = sent_bytes(s), head = count < s->head ? count : s->head;
     if (head) send_bytes(s->kept, head);
@@ -94,10 +84,10 @@ static void send_kept(const struct stream *s) {
 }
 
 /* i32 exit code, u32 outcome, u64 µs, u64 bytes of stdout and stderr in total, u32 bytes of each sent, u32 of them head */
-static void send_result(uint32_t id, int code, enum outcome outcome, int64_t us, const struct stream *o, const struct stream *e) {
+static void send_result(uint32_t id, int code, enum outcome why, int64_t us, const struct stream *o, const struct stream *e) {
     uint8_t head[44];
     put_u32(head, (uint32_t)code);
-    put_u32(head + 4, outcome);
+    put_u32(head + 4, why);
     put_u64(head + 8, (uint64_t)us);
     put_u64(head + 16, o->total);
     put_u64(head + 24, e->total);
@@ -117,7 +107,6 @@ static void refuse(uint32_t id, const char *why) {
 }
 
 /* ---- output of commands ---- */
-
 static void mark_killed(struct job *job, enum outcome why) {
     if (job->killed_ms) return;
     job->killed_ms = now_ms();
@@ -161,9 +150,7 @@ static bool drain(struct job *job, struct stream *s, int rounds) {
 }
 
 /* ---- life of a job ---- */
-
 static bool others_alive(void) { return kill(-1, 0) == 0; }
-
 static bool disk_is_full(void) {
     struct statfs info;
     return fstatfs(box->upper_fd, &info) == 0 && (info.f_bavail == 0 || info.f_ffree == 0);
@@ -228,13 +215,20 @@ static unsigned watch_limits(void) {
     return census.processes;
 }
 
+/* The owner is slower than the disk: what it reads stays in the pipe for now. */
+static bool must_wait(const struct job *job) {
+    return job->kind == EXEC_READ && outbox.used - outbox.start > OUTBOX_FULL;
+}
+
 /* Whether a job whose leader has ended can be reported. Its pipes may be held by jobs it left in the background. */
 static bool is_drained(struct job *job) {
     int64_t now = now_ms();
-    bool empty = drain(job, &job->out, 4) & drain(job, &job->err, 4);
+    bool empty = !must_wait(job) && drain(job, &job->out, 4);
+    empty &= drain(job, &job->err, 4);
     if (job->killed_ms) return false; /* that was too much output */
     if (job->out.fd < 0 && job->err.fd < 0) return true;
-    if (!empty || now < job->drain_ms) return false;
+    if (!empty && now >= job->drain_ms) job->drain_ms = now + KILL_RETRY_MS;
+    if (now < job->drain_ms) return false;
     unsigned before = job->processes;
     job->processes = watch_limits();
     bool settled = job->processes <= before && job->processes < box->setup->numbers[N_PIDS] / 2;
@@ -244,6 +238,9 @@ static bool is_drained(struct job *job) {
 }
 
 static void advance(struct job *job) {
+    if (job->state < RUNNING) return;
+    if (job->state != DRAINING && !must_wait(job)) drain(job, &job->out, 4);
+    if (job->state != DRAINING) drain(job, &job->err, 4);
     if (job->state == RUNNING && now_ms() >= job->deadline_ms) mark_killed(job, TIMEOUT);
     if (job->state == DRAINING && !job->killed_ms && is_drained(job)) report(job);
     if (job->killed_ms && kill_job(job)) {
@@ -270,7 +267,6 @@ static void reap(void) {
 }
 
 /* ---- requests ---- */
-
 static struct job *find_job(uint32_t id, enum job_state state) {
     for EACH_JOB(job)
         if (job->state == state && (state == FREE || job->id == id)) return job;
@@ -319,36 +315,36 @@ static void start_job(const struct frame *frame) {
 static void send_upper(uint32_t id) {
     struct pollfd ready = {.fd = SOCKET_FD, .events = POLLOUT};
     for (flush_outbox(); outbox.start < outbox.used; flush_outbox()) poll(&ready, 1, 1000);
-    uint8_t head[FRAME_HEADER] = {0};
     char control[CMSG_SPACE(sizeof(int))] = {0};
-    struct iovec io = {head, sizeof head};
+    send_frame(id, F_UPPER, NULL, 0);
+    struct iovec io = {outbox.data + outbox.start, FRAME_HEADER};
     struct msghdr message = {.msg_iov = &io, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
     struct cmsghdr *cmsg = CMSG_FIRSTHDR(&message);
-    put_u32(head + 4, id);
-    put_u32(head + 8, F_UPPER);
     *cmsg = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
     memcpy(CMSG_DATA(cmsg), &box->upper_fd, sizeof(int));
-    if (sendmsg(SOCKET_FD, &message, MSG_NOSIGNAL) != sizeof head) end("cannot pass the upper directory");
+    if (sendmsg(SOCKET_FD, &message, MSG_NOSIGNAL) != FRAME_HEADER) end("cannot pass the upper directory");
+    outbox.start += FRAME_HEADER;
+}
+
+static void pong(uint32_t id) {
+    uint8_t number[4];
+    struct census census;
+    take_census(box, &census, UINT64_MAX);
+    put_u32(number, census.processes);
+    send_frame(id, F_PONG, number, sizeof number);
 }
 
 static void handle(const struct frame *frame) {
-    uint8_t number[4];
-    struct census census;
-    if (frame->type == F_DATA) {
-        add_data(frame);
-    } else if (frame->type == F_EXEC) {
-        start_job(frame);
-    } else if (frame->type == F_KILL) {
+    switch (frame->type) {
+    case F_DATA: return add_data(frame);
+    case F_EXEC: return start_job(frame);
+    case F_KILL:
         for EACH_JOB(job)
             if (active(job) && job->id == frame->id) mark_killed(job, NONZERO);
-    } else if (frame->type == F_PING) {
-        take_census(box, &census, UINT64_MAX);
-        put_u32(number, census.processes);
-        send_frame(frame->id, F_PONG, number, sizeof number);
-    } else if (frame->type == F_SNAPSHOT) {
-        send_upper(frame->id);
-    } else {
-        end("unknown request");
+        return;
+    case F_PING: return pong(frame->id);
+    case F_SNAPSHOT: return send_upper(frame->id);
+    default: end("unknown request");
     }
 }
 
@@ -378,7 +374,6 @@ static void launcher_says(void) {
 }
 
 /* ---- loop ---- */
-
 /* Milliseconds until something has to be looked at without an event. */
 static int next_timeout(int64_t watch_at, int64_t lease_end) {
     int64_t now = now_ms(), at = lease_end;
@@ -392,37 +387,22 @@ static int next_timeout(int64_t watch_at, int64_t lease_end) {
 
 static size_t streams_of(const struct job *job, struct pollfd *fds) {
     size_t n = 0;
-    bool wait = job->kind == EXEC_READ && outbox.used - outbox.start > OUTBOX_FULL; /* the owner is slower than the disk */
     if (job->state < RUNNING) return 0;
-    if (job->out.fd >= 0 && !wait) fds[n++] = (struct pollfd){.fd = job->out.fd, .events = POLLIN};
+    if (job->out.fd >= 0 && !must_wait(job)) fds[n++] = (struct pollfd){.fd = job->out.fd, .events = POLLIN};
     if (job->err.fd >= 0) fds[n++] = (struct pollfd){.fd = job->err.fd, .events = POLLIN};
     return n;
-}
-
-static void read_streams(const struct pollfd *fds, size_t n) {
-    for (size_t k = 0; k < n; k++)
-        for EACH_JOB(job) {
-            if (!fds[k].revents || job->state < RUNNING) continue;
-            if (job->out.fd == fds[k].fd) drain(job, &job->out, 4);
-            if (job->err.fd == fds[k].fd) drain(job, &job->err, 4);
-        }
-}
-
-static int watch_deaths(void) {
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGCHLD);
-    int fd = sigprocmask(SIG_BLOCK, &set, NULL) ? -1 : signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-    if (fd < 0) fail("signalfd");
-    return fd;
 }
 
 void supervise(struct sandbox *self) {
     static struct pollfd fds[3 + 2 * MAX_JOBS];
     struct signalfd_siginfo info;
     uint8_t real_root[4];
+    sigset_t set;
     box = self;
-    int deaths = watch_deaths();
+    sigemptyset(&set);
+    sigaddset(&set, SIGCHLD);
+    int deaths = sigprocmask(SIG_BLOCK, &set, NULL) ? -1 : signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (deaths < 0) fail("signalfd");
     int64_t lease_end = now_ms() + (int64_t)box->setup->numbers[N_LEASE_MS], watch_at = 0;
     put_u32(real_root, box->real_root);
     send_frame(0, F_READY, real_root, sizeof real_root);
@@ -434,7 +414,6 @@ void supervise(struct sandbox *self) {
         fds[2] = (struct pollfd){.fd = box->alive_fd, .events = POLLIN};
         for EACH_JOB(job) n += streams_of(job, fds + n);
         if (poll(fds, n, next_timeout(watch_at, lease_end)) < 0 && errno != EINTR) end("poll failed");
-        read_streams(fds + 3, n - 3);
         while (fds[1].revents && read(deaths, &info, sizeof info) > 0) {}
         if (fds[1].revents) reap();
         if (fds[2].revents) launcher_says();

@@ -7,6 +7,7 @@ are counted by RLIMIT_NPROC in the sandbox's user namespace.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import itertools
 import os
@@ -55,3 +56,14 @@ def new_group() -> tuple[str, str] | None:
     """A name for one more group, which the launcher makes and removes, and its limit file."""
     found = parent()
     return found and (f"{found[0]}/{PREFIX}{owner_label()}-{next(_numbers)}", found[1])
+
+
+def remove_when_empty(path: str, *, tries: int = 50) -> None:
+    """For a launcher that was killed before it could: tries again for a second while the last processes leave."""
+    try:
+        os.rmdir(path)
+    except FileNotFoundError:
+        pass  # the launcher did it
+    except OSError:
+        if tries:
+            asyncio.get_running_loop().call_later(0.02, lambda: remove_when_empty(path, tries=tries - 1))

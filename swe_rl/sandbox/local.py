@@ -22,7 +22,7 @@ from typing import Self
 from swe_rl.errors import SandboxError, SandboxLost
 from swe_rl.sandbox import wire
 from swe_rl.sandbox.base_root import setup_body
-from swe_rl.sandbox.cgroup import new_group
+from swe_rl.sandbox.cgroup import new_group, remove_when_empty
 from swe_rl.sandbox.channel import Channel
 from swe_rl.sandbox.launch import check_spec, failure_of, spawn
 from swe_rl.types import ExecResult, SandboxSpec
@@ -62,7 +62,8 @@ class LocalSandbox:
         Raises SandboxUnavailable when this machine cannot make sandboxes, SandboxError for any other failure.
         """
         check_spec(self.spec)
-        body = setup_body(self.spec, cgroup=new_group() if self._use_cgroup else None, flags=self._flags)
+        cgroup = new_group() if self._use_cgroup else None
+        body = setup_body(self.spec, cgroup=cgroup, flags=self._flags)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._launcher = spawn(theirs)
@@ -71,7 +72,7 @@ class LocalSandbox:
             raise
         finally:
             theirs.close()
-        self._watch_launcher()
+        self._watch_launcher(cgroup[0] if cgroup else None)
         self._channel = Channel(ours, on_frame=self._on_frame, on_end=self._on_end)
         ready = self._expect(0)
         try:
@@ -253,7 +254,7 @@ class LocalSandbox:
             if not request.reply.done():
                 request.reply.set_exception(SandboxLost(self._ended))
 
-    def _watch_launcher(self) -> None:
+    def _watch_launcher(self, cgroup: str | None) -> None:
         """Reaps the launcher when it exits; asyncio's own child watcher would cost a thread per sandbox."""
         loop = asyncio.get_running_loop()
         gone = self._launcher_gone = loop.create_future()
@@ -267,6 +268,8 @@ class LocalSandbox:
             except ChildProcessError:
                 pass  # somebody in this process waits for all children
             self._launcher = 0
+            if cgroup:
+                remove_when_empty(cgroup)
             if not gone.done():
                 gone.set_result(None)
 

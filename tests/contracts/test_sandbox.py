@@ -24,6 +24,7 @@ from swe_rl.protocols import Sandbox
 from swe_rl.sandbox import SandboxPool, cgroup, open_sandbox, wire
 from swe_rl.sandbox.binary import sandboxd_path
 from swe_rl.sandbox.local import LocalSandbox
+from swe_rl.sandbox.owner import owner_label
 from swe_rl.types import Limits, SandboxSpec
 
 IS_ROOT = os.geteuid() == 0
@@ -391,6 +392,9 @@ async def test_sigkill_of_the_launcher_ends_the_sandbox(sandbox: LocalSandbox) -
     os.kill(sandbox._launcher, signal.SIGKILL)
     with pytest.raises(SandboxLost):
         await asyncio.wait_for(task, 2)
+    if found := cgroup.parent():
+        await asyncio.sleep(0.5)
+        assert not list(Path(found[0]).glob(f"{cgroup.PREFIX}{owner_label()}-*"))
 
 
 async def test_failure_to_start_is_typed_and_leaves_nothing(layer: Path) -> None:

@@ -19,8 +19,6 @@ from swe_rl.sandbox.owner import is_alive, owner_label
 from swe_rl.sandbox.reap import reap
 from swe_rl.types import SandboxSpec
 
-SOURCES = Path(__file__).parents[3] / "csrc" / "sandboxd"
-
 
 def _dead_label() -> str:
     """Label of a process that has ended."""
@@ -41,11 +39,6 @@ def test_environment_is_built_from_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     assert "SECRET_TOKEN" not in env
     assert (env["LANG"], env["EXTRA"], env["TERM"], env["HOME"]) == ("C", "1", "dumb", "/home/agent")
     assert env["PATH"].startswith(f"{sys.base_prefix}/bin:")
-
-
-def test_sources_stay_within_their_budget() -> None:
-    lines = sum(len(path.read_text().splitlines()) for path in SOURCES.glob("*.c"))
-    assert lines <= 1500
 
 
 def test_binary_is_static() -> None:
