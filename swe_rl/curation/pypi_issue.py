@@ -28,12 +28,17 @@ class Behaviour:
 def pick_behaviours(
     examples: Sequence[Example], expected: Sequence[tuple[str, str] | None], *, limit: int = 2
 ) -> list[Behaviour]:
-    """The shortest calls whose result differs, at most `limit`, no two with the same expression."""
+    """The shortest calls whose result differs, at most `limit`, none of them part of another."""
     found: dict[str, Behaviour] = {}
     for example, right in zip(examples, expected, strict=True):
         if right is not None and right != (example.kind, example.text):
             found.setdefault(example.expression, Behaviour(example=example, expected_kind=right[0], expected=right[1]))
-    return sorted(found.values(), key=lambda b: b.rank)[:limit]
+    chosen: list[Behaviour] = []
+    for behaviour in sorted(found.values(), key=lambda b: b.rank):
+        text = behaviour.example.expression
+        if not any(text in b.example.expression or b.example.expression in text for b in chosen):
+            chosen.append(behaviour)
+    return chosen[:limit]
 
 
 def issue_text(behaviours: Sequence[Behaviour], *, label: str, rng: Random) -> str:

@@ -17,6 +17,7 @@ MAX_EXPRESSION, MAX_VALUE, MAX_INLINE = 160, 200, 120
 EVALUATE_S = 1.0
 MAX_DEPTH = 4  # local names replaced by what they were assigned, one inside the other
 TEST_HELPERS = ("raises", "warns", "deprecated_call", "assert_raises")
+UNREPEATABLE = {"today", "now", "utcnow", "time", "random", "urandom", "uuid4", "getpid", "open", "input", "id", "hash"}
 
 
 def explain(node, excinfo, packages):
@@ -79,8 +80,9 @@ class Inliner(ast.NodeTransformer):
     visit_Yield = visit_YieldFrom = visit_NamedExpr = visit_Await
 
     def visit_Call(self, node):
-        if getattr(node.func, "id", getattr(node.func, "attr", "")) in TEST_HELPERS:
-            raise LookupError("a check of a test, not a use of the package")
+        name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+        if name in TEST_HELPERS or name in UNREPEATABLE:
+            raise LookupError("a check of a test, or different elsewhere and at another time")
         self.generic_visit(node)
         spread = [(a.value.elts if isinstance(a, ast.Starred) and is_sequence(a.value) else [a]) for a in node.args]
         node.args = [argument for part in spread for argument in part]

@@ -216,6 +216,10 @@ def test_issue_text_is_chosen_from_what_differs() -> None:
     expected = [("value", "1"), ("value", "6"), ("value", "7"), ("value", "True")]
     chosen = pick_behaviours(examples, expected)
     assert [b.example.expression for b in chosen] == ["f(22)", "f(2)"]
+    within = pick_behaviours(
+        [example("f(22)", "5"), example("f(22) == 6", "False")], [("value", "6"), ("value", "True")]
+    )
+    assert [b.example.expression for b in within] == ["f(22)"]
     import random
 
     text = issue_text(chosen, label="m 1.0", rng=random.Random(0))
