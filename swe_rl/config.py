@@ -88,7 +88,6 @@ class AlgoConfig:
     clip_low: float = 0.2
     clip_high: float = 0.28
     entropy_coeff: float = 0.0
-    kl_coeff: float = 0.0
     correction: str = "none"  # of the trainer/engine mismatch: none | tis (token-level truncated importance sampling)
     correction_cap: float = 2.0  # tis: largest weight of a token
     aggregation: str = (

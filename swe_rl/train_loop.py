@@ -21,6 +21,7 @@ from swe_rl.inference import EmbeddedEngine
 from swe_rl.metrics import MetricsLogger, Progress
 from swe_rl.rollout.collector import Collector
 from swe_rl.rollout.journal import Journal
+from swe_rl.rollout.progress import RolloutProgress
 from swe_rl.sample_streams import Share, StepSamples, collect_passed, rollout_stream, supervised_stream
 from swe_rl.training import checkpoint, mesh
 from swe_rl.training.phase_cache import cached_weights
@@ -56,6 +57,7 @@ class Run:
     make_collector: Callable[[TrainConfig], Collector]
     demonstrate: Callable[[PhaseConfig, TrainConfig, Share], Awaitable[list[Trajectory]]]  # of all ranks
     metrics: MetricsLogger
+    progress: RolloutProgress
     share: Share = field(default_factory=Share)
     position: Position = field(default_factory=Position)
     pending_state: Mapping[str, Any] | None = None  # trainer state of the checkpoint a resumed run starts from
@@ -141,8 +143,12 @@ async def open_stream(run: Run, phase: PhaseConfig, cfg: TrainConfig) -> tuple[i
     assert run.collector is not None
     first = run.position.step
     if phase.data == "rollouts":
+        per_step = -(-phase.tasks_per_step // run.share.world_size) * cfg.rollout.group_size
+        run.progress.begin(phase.name, rollouts_per_step=per_step, num_steps=phase.steps)
         stream = rollout_stream(run.collector, run.train_tasks, phase, cfg, first_step=first, share=run.share)
         return phase.steps, stream
+    attempts = -(-phase.num_tasks // run.share.world_size) * phase.samples_per_task
+    run.progress.begin(f"{phase.name}: {phase.data}", rollouts_per_step=attempts)
     trajectories: list[Trajectory]
     if phase.data == "demonstrations":
         trajectories = await run.demonstrate(phase, cfg, run.share)
@@ -190,7 +196,8 @@ def record(run: Run, phase: PhaseConfig, batch: StepSamples, stats: StepStats, n
     run.position = replace(run.position, step=batch.step + 1, total=run.position.total + 1)
     values = {**batch.metrics, **train_metrics(stats), **engine_metrics(run.engine)}
     run.metrics.log(values, phase=phase.name, step=run.position.step)
-    run.metrics.progress(Progress(phase=phase.name, step=run.position.step, num_steps=num_steps))
+    if phase.data != "rollouts":
+        run.metrics.progress(Progress(phase=phase.name, step=run.position.step, num_steps=num_steps))
     if phase.data == "rollouts":
         run.journal.compact(phase.name, batch.step)
     if run.position.step % run.cfg.checkpoint_every == 0 and phase.data != "demonstrations":
@@ -250,10 +257,12 @@ async def evaluate_phase(run: Run, cfg: TrainConfig, *, name: str, limit: int = 
         ):
             if run.stopping or not count:
                 continue
+            own = run.share.of(chosen[:count])
+            run.progress.begin(f"{name} on {split}, {mode}", rollouts_per_step=len(own) * samples)
             results.append(
                 await evaluate(
                     collector,
-                    run.share.of(chosen[:count]),
+                    own,
                     split=split,
                     mode=mode,
                     name=f"eval-{name}-{split}-{mode}",

@@ -3,10 +3,8 @@
 from swe_rl.algorithms.advantages import compute_advantages, group_normalized, leave_one_out
 from swe_rl.algorithms.aggregation import count_rows, count_tokens, token_weights
 from swe_rl.algorithms.filters import check_stop_reasons, filter_group, is_masked, stop_action
-from swe_rl.algorithms.recipes import RECIPES, recipe
 
 __all__ = [
-    "RECIPES",
     "check_stop_reasons",
     "compute_advantages",
     "count_rows",
@@ -15,7 +13,6 @@ __all__ = [
     "group_normalized",
     "is_masked",
     "leave_one_out",
-    "recipe",
     "stop_action",
     "token_weights",
 ]

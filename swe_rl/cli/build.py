@@ -24,6 +24,7 @@ from swe_rl.protocols import Policy, Sandbox
 from swe_rl.rollout.collector import Collector
 from swe_rl.rollout.demonstrations import Demonstrator, DemonstratorPolicy, collect_demonstrations, sessions
 from swe_rl.rollout.journal import Journal
+from swe_rl.rollout.progress import RolloutProgress
 from swe_rl.rollout.wiring import rollout_parts
 from swe_rl.sample_streams import Share, step_tasks
 from swe_rl.sandbox import SandboxPool
@@ -56,7 +57,8 @@ async def open_run(cfg: TrainConfig, *, label: str, config_yaml: str) -> AsyncIt
         stack.callback(journal.close)
         metrics = stack.enter_context(open_metrics(run_dir.path, rank=share.rank))
         pool = SandboxPool(cfg.sandbox.concurrency)
-        parts = Parts(pool=pool, renderer=ChatRenderer(tokenizer), trees=cache_dir() / "trees")
+        progress = RolloutProgress(metrics)
+        parts = Parts(pool=pool, renderer=ChatRenderer(tokenizer), trees=cache_dir() / "trees", progress=progress)
         run = Run(
             cfg=cfg,
             dir=run_dir,
@@ -70,6 +72,7 @@ async def open_run(cfg: TrainConfig, *, label: str, config_yaml: str) -> AsyncIt
             make_collector=partial(make_collector, parts=parts, policy=engine, journal=journal),
             demonstrate=partial(demonstrate, parts=parts, tasks=train_tasks),
             metrics=metrics,
+            progress=progress,
             share=share,
         )
         restore(run)
@@ -81,6 +84,7 @@ class Parts:
     pool: SandboxPool
     renderer: ChatRenderer
     trees: Path  # materialised task trees, content-addressed
+    progress: RolloutProgress
 
 
 def load_task_sets(cfg: TrainConfig) -> tuple[list[Task], dict[str, list[Task]]]:
@@ -145,7 +149,12 @@ def make_collector(
     """A collector whose limits are those of `cfg` (a phase may have its own)."""
     made = rollout_parts(cfg, pool=parts.pool, renderer=parts.renderer, trees=parts.trees)
     return Collector(
-        policy, parts=replace(made, **changes), concurrency=cfg.sandbox.concurrency, seed=cfg.seed, journal=journal
+        policy,
+        parts=replace(made, **changes),
+        concurrency=cfg.sandbox.concurrency,
+        seed=cfg.seed,
+        journal=journal,
+        on_rollout=parts.progress.add,
     )
 
 

@@ -40,7 +40,6 @@ def loss_rules(algo: AlgoConfig, objective: str, *, has_old: bool) -> dict[str, 
         "clip_high": algo.clip_high,
         "correction": algo.correction,
         "correction_cap": algo.correction_cap,
-        "kl_coeff": algo.kl_coeff,
         "entropy_coeff": algo.entropy_coeff,
     }
 

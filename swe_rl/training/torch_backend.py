@@ -123,7 +123,7 @@ class TorchBackend:
     def backward(self, batches: Sequence[PackedBatch], *, objective: str) -> StepTotals:
         """The gradient of the whole step, summed over micro-batches and ranks, and its statistics; no update."""
         for batch in batches:
-            self._check(batch, objective)
+            _check(batch)
         totals = StepTotals()
         self.model.train()
         self.optimizer.zero_grad()
@@ -205,13 +205,10 @@ class TorchBackend:
         padding = [empty_batch()] * (max(count, 1) - len(batches))
         return [_to(batch, self.device) for batch in (*batches, *padding)]
 
-    def _check(self, batch: PackedBatch, objective: str) -> None:
-        if not bool(torch.isfinite(batch.token_weights[batch.loss_mask]).all()):
-            raise InvariantError(
-                "a trained token has no finite token weight: call algorithms.token_weights before pack"
-            )
-        if objective == "policy_gradient" and self.algo.kl_coeff and batch.ref_logprobs is None:
-            raise ConfigError(f"algo.kl_coeff={self.algo.kl_coeff} needs ref_logprobs in the batch: score it or set 0")
+
+def _check(batch: PackedBatch) -> None:
+    if not bool(torch.isfinite(batch.token_weights[batch.loss_mask]).all()):
+        raise InvariantError("a trained token has no finite token weight: call algorithms.token_weights before pack")
 
 
 def _to(batch: PackedBatch, device: torch.device) -> PackedBatch:

@@ -10,8 +10,8 @@ FUNCTIONS = tuple(
     "hoist join knit lift melt mend merge mix pack peel plot pour pull rinse roast scan sew sift slide spin split "
     "stack stir swap tidy trim weave weld".split()
 )
-# By placeholder of a template: parameters A and B, locals X, Y, Z, I. Each role has words of its own, so that a policy of
-# a million parameters can learn within minutes which name in its context plays which role.
+# By placeholder of a template: parameters A and B, locals X, Y, Z, I. Each role has words of its own, so that a policy
+# of a million parameters can learn within minutes which name in its context plays which role.
 VARIABLES = {
     "A": tuple("band base bond cell code cost disk edge".split()),
     "B": tuple("form fuse gate grid lamp lead link load".split()),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.algorithms import RECIPES, compute_advantages, group_normalized, leave_one_out, recipe
+from swe_rl.algorithms import compute_advantages, group_normalized, leave_one_out
 from swe_rl.errors import ConfigError, InvariantError
 from swe_rl.types import Reward, StopReason, Trajectory, TrajectoryGroup
 
@@ -89,14 +89,3 @@ def test_compute_advantages_by_name() -> None:
 def test_an_unscored_member_is_never_taken_for_zero(outage: float | None) -> None:
     with pytest.raises(InvariantError, match="t1 has no finite reward"):
         compute_advantages(group(1.0, outage), "leave_one_out")
-
-
-def test_recipes_are_configurations() -> None:
-    assert recipe("grpo_pp").aggregation == "seq_sum_const"
-    assert recipe("grpo_pp").stop_reasons["timeout"] == "mask"
-    assert recipe("dapo").stop_reasons == {}
-    changed = recipe("grpo_pp")
-    changed.stop_reasons["timeout"] = "keep"
-    assert RECIPES["grpo_pp"]["stop_reasons"]["timeout"] == "mask", "the table is copied, not shared"
-    with pytest.raises(ConfigError, match=r"algo\.recipe='ppo'"):
-        recipe("ppo")

@@ -217,8 +217,6 @@ def test_what_does_not_fit_is_refused(make_backend: Make, make_batches: Make) ->
         )
     with pytest.raises(ConfigError, match="objective='sft'"):
         backend.train_step(batches, learning_rate=1e-3, objective="sft")
-    with pytest.raises(ConfigError, match=r"algo\.kl_coeff=0\.1 needs ref_logprobs"):
-        make_backend(algo=AlgoConfig(kl_coeff=0.1)).train_step(batches, learning_rate=1e-3)
     with pytest.raises(ConfigError, match="needs a torchrun job"):
         make_backend(fsdp=True)
     with pytest.raises(ConfigError, match=r"trainer\.optimizer='sgd'"):
