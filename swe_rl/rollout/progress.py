@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 from swe_rl.metrics import MetricsLogger, Progress
@@ -15,7 +16,7 @@ class RolloutProgress:
         self._metrics = metrics
         self._phase, self._num_steps, self._per_step = "", 0, 0
         self._group_prefix, self._step = "", 0
-        self._done = self._passed = self._tokens = 0
+        self._done = self._graded = self._passed = self._tokens = 0
         self._started = time.monotonic()
 
     def begin(self, phase: str, *, rollouts_per_step: int, num_steps: int = 0) -> None:
@@ -28,10 +29,12 @@ class RolloutProgress:
         prefix = trajectory.group_id.removesuffix(task.task_id)
         if prefix != self._group_prefix:
             self._group_prefix, self._step = prefix, int(prefix.split("/")[-2]) + 1
-            self._done = self._passed = self._tokens = 0
+            self._done = self._graded = self._passed = self._tokens = 0
             self._started = time.monotonic()
         self._done += 1
-        self._passed += trajectory.reward is not None and trajectory.reward.value >= 1.0
+        if trajectory.reward is not None and math.isfinite(trajectory.reward.value):  # demonstrations are not graded
+            self._graded += 1
+            self._passed += trajectory.reward.value >= 1.0
         self._tokens += trajectory.num_sampled_tokens
         elapsed = time.monotonic() - self._started
         self._metrics.progress(
@@ -41,7 +44,7 @@ class RolloutProgress:
                 num_steps=self._num_steps,
                 rollouts_done=self._done,
                 rollouts_total=self._per_step,
-                success=self._passed / self._done,
+                success=self._passed / self._graded if self._graded else None,
                 tokens_per_s=self._tokens / elapsed if elapsed > 1 else None,
             )
         )
