@@ -128,6 +128,7 @@ def _task(workshop: Workshop, candidate: Candidate, flipped: tuple[str, ...], be
             "file": candidate.path,
             "line": mutation.line,
             "level": 1,
+            "unstable_tests": list(workshop.baseline.unstable),
             "num_fail_to_pass": len(flipped),
         },
     )

@@ -47,6 +47,7 @@ class Span:
 class Baseline:
     stable: tuple[str, ...]  # test ids that pass in every run and order, fast, without clocks, threads and sockets
     seconds: Mapping[str, float]  # CPU time of each stable test
+    unstable: tuple[str, ...]  # all other test ids: failing, skipped, slow, or unsteady
     spans: tuple[Span, ...]
     lines: Mapping[str, frozenset[int]]  # source file -> lines that ran
 
@@ -118,6 +119,7 @@ class Probe:
         spans = [Span(file=f, first=a, last=b, tests=kept & frozenset(tests)) for f, a, b, tests in traced["spans"]]
         return Baseline(
             stable=stable,
+            unstable=tuple(sorted({name for run in (traced, plain, reverse) for name in run["status"]} - set(stable))),
             seconds={test: plain["seconds"][test] for test in stable},
             spans=tuple(span for span in spans if span.tests),
             lines={name: frozenset(lines) for name, lines in traced["lines"].items()},

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import require
 
+from swe_rl.agents.visible_tests import run_visible_tests
 from swe_rl.curation import pypi
 from swe_rl.curation.mutators import Mutation
 from swe_rl.curation.pypi import BuildOptions, build_tasks
@@ -180,6 +181,7 @@ async def check_task(task: Task, trees: Path) -> None:
     for word in ("assert", "def test", "test_"):
         assert word not in task.problem_statement
     assert "unused" not in task.problem_statement
+    assert "tests/test_core.py::test_fails_always" in task.meta["unstable_tests"]
     spec = task_spec(task, SandboxSpec(), tree=materialize(task, trees))
     reward = await grade(task, task.gold_patch, spec=spec)
     assert reward.value == 1.0
@@ -191,6 +193,8 @@ async def check_task(task: Task, trees: Path) -> None:
         shown = await sandbox.exec("python3 -m pytest -q --co; grep -rl 'def clamp' / --include=core.py 2>/dev/null")
         assert shown.stdout.split().count(b"/testbed/tinylib/core.py") == 1
         assert b"/build/" not in shown.stdout
+        left = {"tests/test_core.py", "tests/test_other.py"} & set(task.tree)
+        assert (await run_visible_tests(sandbox, task=task)).endswith(" passed" if left else "no tests")
 
 
 async def test_unusable_input_is_a_config_error(tmp_path: Path) -> None:
