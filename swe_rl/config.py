@@ -5,7 +5,7 @@ conf/*.yaml hold differences from these defaults only. A component receives its 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from omegaconf import MISSING, OmegaConf
@@ -22,8 +22,8 @@ class ModelConfig:
     # Only for name=nano (Qwen3 architecture, built deterministically from `init_seed`):
     hidden_size: int = 192
     num_layers: int = 3
-    num_heads: int = 4
-    num_kv_heads: int = 2
+    num_heads: int = 8
+    num_kv_heads: int = 4
     intermediate_size: int = 512
     vocab_size: int = 1024
     init_seed: int = 0
@@ -196,6 +196,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "trainer.optimizer": ("adamw", "muon"),
     "trainer.schedule": ("constant", "cosine"),
 }
+PHASE_GROUPS = ("sandbox", "agent", "rollout", "algo", "reward", "batching", "trainer")
 PHASE_DATA = ("demonstrations", "passed_rollouts", "rollouts")
 POSITIVE = (
     "sandbox.concurrency",
@@ -221,6 +222,18 @@ def phase_config(cfg: TrainConfig, phase: PhaseConfig) -> TrainConfig:
         raise ConfigError(f"phases: overrides of phase {phase.name!r} do not fit the schema: {reason}") from err
 
 
+def _validate_fixed(cfg: TrainConfig, phase: PhaseConfig) -> None:
+    """Overrides may only touch what a phase reads anew."""
+    changed = phase_config(cfg, phase)
+    for group in phase.overrides:
+        same_model = group == "model" and replace(changed.model, dtype=cfg.model.dtype) == cfg.model
+        if group not in PHASE_GROUPS and not same_model:
+            raise ConfigError(
+                f"phases.{phase.name}.overrides.{group} cannot take effect: a phase may change "
+                f"{', '.join(PHASE_GROUPS)} and model.dtype; set {group} for the whole run"
+            )
+
+
 def validate(cfg: TrainConfig) -> None:
     """Cross-checks of the whole tree and of every phase. ConfigError names the key and the cure."""
     if not cfg.phases:
@@ -231,6 +244,7 @@ def validate(cfg: TrainConfig) -> None:
     _validate_groups(cfg)
     for phase in cfg.phases:
         _validate_phase(phase)
+        _validate_fixed(cfg, phase)
         _validate_groups(phase_config(cfg, phase))
         if phase.data == "rollouts":
             _validate_rl(phase_config(cfg, phase))

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from swe_rl.algorithms.aggregation import count_rows, count_tokens, token_weights
 from swe_rl.batching import pack
 from swe_rl.config import PhaseConfig, TrainConfig, phase_config
@@ -109,7 +111,8 @@ async def run_phase(run: Run, phase: PhaseConfig, cfg: TrainConfig) -> bool:
 
 def begin_phase(run: Run, phase: PhaseConfig, cfg: TrainConfig) -> None:
     """A fresh optimiser; in the first phase of a resumed run, the state of the checkpoint."""
-    run.backend.new_phase(cfg.trainer, algo=cfg.algo, objective=objective(phase))
+    dtype = getattr(torch, cfg.model.dtype)
+    run.backend.new_phase(cfg.trainer, algo=cfg.algo, objective=objective(phase), dtype=dtype)
     if run.pending_state is not None:
         if run.position.step:
             run.backend.load_state_dict(run.pending_state)

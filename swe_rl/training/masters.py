@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils.hooks import RemovableHandle
 
 from swe_rl.errors import CheckpointError
 
@@ -24,13 +25,19 @@ class MasterWeights:
     def __init__(self, model: nn.Module) -> None:
         self._working = dict(model.named_parameters())
         self.params: dict[str, nn.Parameter] = {}
+        self._hooks: list[RemovableHandle] = []
         for name, param in self._working.items():
             if param.dtype in FULL_PRECISION:
                 self.params[name] = param
             else:
                 master = nn.Parameter(param.detach().float())
                 self.params[name] = master
-                param.register_post_accumulate_grad_hook(_accumulate_into(master))
+                self._hooks.append(param.register_post_accumulate_grad_hook(_accumulate_into(master)))
+
+    def detach(self) -> None:
+        """Stops collecting gradients: other masters take over the same model."""
+        for hook in self._hooks:
+            hook.remove()
 
     @torch.no_grad()
     def publish(self) -> None:

@@ -42,6 +42,9 @@ class TorchBackend:
     optimiser steps that moved the weights, `step` counts calls of train_step.
     """
 
+    masters: MasterWeights
+    dtype: torch.dtype  # of the forward pass
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -61,8 +64,20 @@ class TorchBackend:
         self._prepare(dtype or next(model.parameters()).dtype)
         self.new_phase(cfg, algo=algo, objective=objective)
 
+    def _change_dtype(self, dtype: torch.dtype) -> None:
+        if self.sharded:
+            raise ConfigError(
+                "model.dtype cannot change between phases with trainer.fsdp: set it once for the whole run"
+            )
+        exact = {name: weight.clone() for name, weight in self.masters.full().items()}
+        self.masters.detach()
+        _cast(self.model, dtype)
+        self.masters, self.dtype = MasterWeights(self.model), dtype
+        self.masters.load(exact)
+
     def _prepare(self, dtype: torch.dtype) -> None:
         """Equal weights on all ranks, masters before rounding to `dtype`, shards where asked for."""
+        self.dtype = dtype
         if self.sharded:
             _cast(self.model, torch.float32, only=lambda d: d not in FULL_PRECISION)
         _broadcast(self.model)
@@ -76,8 +91,16 @@ class TorchBackend:
         if dtype not in FULL_PRECISION and exact:
             self.masters.load({**self.masters.full(), **exact})
 
-    def new_phase(self, cfg: TrainerConfig, *, algo: AlgoConfig, objective: str = "policy_gradient") -> None:
-        """Keeps the weights and their version; starts with a fresh optimiser at step 0.
+    def new_phase(
+        self,
+        cfg: TrainerConfig,
+        *,
+        algo: AlgoConfig,
+        objective: str = "policy_gradient",
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Keeps the weights and their version; starts with a fresh optimiser at step 0, and with another `dtype` of the
+        forward pass if given.
 
         Raises ConfigError for settings that cannot take effect or need another backend object.
         """
@@ -89,6 +112,8 @@ class TorchBackend:
             raise ConfigError("trainer.optimizer=muon needs whole matrices: set trainer.fsdp=false or use adamw")
         if cfg.max_grad_norm <= 0:
             raise ConfigError(f"trainer.max_grad_norm must be positive (.inf: no clipping), got {cfg.max_grad_norm}")
+        if dtype is not None and dtype != self.dtype:
+            self._change_dtype(dtype)
         self.cfg, self.algo, self.objective = cfg, algo, objective
         _set_checkpointing(self.model, cfg.activation_checkpointing)
         self.optimizer = NamedOptimizer(self.masters.params, cfg)

@@ -209,6 +209,22 @@ def test_a_new_phase_keeps_weights_and_version_only(make_backend: Make, make_bat
     assert all(not state for state in backend.state_dict()["optimizer"].values())
 
 
+def test_a_phase_may_change_the_dtype_and_the_exact_weights_stay(make_backend: Make, make_batches: Make) -> None:
+    backend, batches = make_backend(), make_batches()
+    exact = snapshot(backend)
+    backend.new_phase(backend.cfg, algo=AlgoConfig(), dtype=torch.bfloat16)
+    assert next(backend.model.parameters()).dtype is torch.bfloat16
+    assert same(snapshot(backend), exact)
+    backend.train_step(batches, learning_rate=1e-3)
+    moved = snapshot(backend)
+    assert not same(moved, exact)
+    backend.new_phase(backend.cfg, algo=AlgoConfig(), dtype=torch.float32)
+    assert same(snapshot(backend), moved), "rounding to bfloat16 must not reach the masters"
+    stats = backend.train_step(batches, learning_rate=1e-3)
+    assert stats.grad_norm > 0
+    assert not same(snapshot(backend), moved)
+
+
 def test_what_does_not_fit_is_refused(make_backend: Make, make_batches: Make) -> None:
     backend, batches = make_backend(), make_batches()
     with pytest.raises(InvariantError, match="no finite token weight"):
