@@ -42,6 +42,7 @@ _APPLY = (
     f"exec {CLEAN_ENV} git -c core.autocrlf=false -c core.fileMode=true apply --whitespace=nowarn -"
 )
 _CANNOT_START = (126, 127)  # no interpreter, no git, no workspace: nothing of the agent's ran yet
+_EXHAUSTED = ("Resource temporarily unavailable", "Cannot allocate memory", "BlockingIOError")
 _BLOCKED_BY_PATCH = (errno.ENOTDIR, errno.EISDIR, errno.ENOSPC, errno.EACCES)  # files of the patch stand in the way
 
 OpenSandbox = Callable[[SandboxSpec], AbstractAsyncContextManager[Sandbox]]
@@ -152,17 +153,31 @@ async def _with_retries(
     task: Task, patch: bytes, spec: SandboxSpec, limit_s: float, retries: int, open_one: OpenSandbox
 ) -> _Attempt:
     last: SandboxError | None = None
+    doubtful: _Attempt | None = None
     for number in range(retries + 1):
         if number:
             await asyncio.sleep(RETRY_PAUSE_S * 2 ** (number - 1))
         try:
             async with open_one(spec) as sandbox:
-                return await _attempt(task, patch, sandbox, limit_s)
+                attempt = await _attempt(task, patch, sandbox, limit_s)
         except SandboxUnavailable:
             raise  # no retry makes this machine able
         except SandboxError as err:
             last = err
+            continue
+        if doubtful is not None or not _may_be_the_machine(attempt):
+            return attempt
+        doubtful = attempt
+    if doubtful is not None and last is None:
+        return doubtful
     raise SandboxError(f"grading {task.task_id} failed {retries + 1} times, last: {last!r}") from last
+
+
+def _may_be_the_machine(attempt: _Attempt) -> bool:
+    """No complete report, or a test that failed for want of processes or memory: the patch can do that, a machine at
+    its limits too. Such a verdict counts once a second sandbox agrees."""
+    messages = [verdict.message for verdict in (attempt.report or {}).values() if verdict.status != "passed"]
+    return "incomplete" in attempt.terms or any(sign in message for message in messages for sign in _EXHAUSTED)
 
 
 async def _attempt(task: Task, patch: bytes, sandbox: Sandbox, limit_s: float) -> _Attempt:

@@ -79,11 +79,11 @@ class ScriptedSandbox:
             if isinstance(outcome, Exception):
                 raise outcome
             return outcome
-        return result(render(self.behaviour["status"], nonce))
+        return result(render(self.behaviour["status"], nonce, self.behaviour.get("message", "")))
 
 
-def render(status: dict[str, str], nonce: str) -> bytes:
-    rows = [json.dumps({"id": name, "status": state, "message": ""}) for name, state in status.items()]
+def render(status: dict[str, str], nonce: str, message: str) -> bytes:
+    rows = [json.dumps({"id": name, "status": state, "message": message}) for name, state in status.items()]
     return "\n".join(
         ["noise", f"{nonce} begin {len(status)}", *(f"{nonce} {row}" for row in rows), f"{nonce} end {len(rows)}"]
     ).encode()
@@ -127,14 +127,31 @@ async def test_absent_id_is_missing() -> None:
         ({"tests": result(outcome="timeout", exit_code=137)}, "timeout"),
         ({"tests": result(outcome="oom", exit_code=137)}, "oom"),
         ({"tests": result(outcome="pids_limit", exit_code=1)}, "pids_limit"),
-        ({"tests": result(b"no report")}, "incomplete"),
-        ({"tests": result(exit_code=137, outcome="nonzero")}, "incomplete"),
     ],
 )
 async def test_failures_of_the_agent_are_zero_without_retry(behaviour: dict, term: str) -> None:
     script = Script(behaviour)
     reward = await run(script)
     assert (reward.value, reward.terms[term], script.opened) == (0.0, 1.0, 1)
+
+
+@pytest.mark.parametrize("first", [result(b"no report"), result(exit_code=137, outcome="nonzero")])
+async def test_a_missing_report_counts_once_a_second_sandbox_agrees(first: ExecResult) -> None:
+    script = Script({"tests": first})
+    reward = await run(script)
+    assert (reward.value, reward.terms["incomplete"], script.opened) == (0.0, 1.0, 2)
+    assert (await run(Script({"tests": first}, GOOD))).value == 1.0
+    alone = Script({"tests": first})
+    assert ((await run(alone, retries=0)).value, alone.opened) == (0.0, 1)
+    with pytest.raises(SandboxError):
+        await run(Script({"tests": first}, SandboxError("no"), SandboxError("no")))
+
+
+async def test_failures_for_want_of_processes_are_asked_again() -> None:
+    short = {"status": {**ALL_PASS, TASK.fail_to_pass[0]: "failed"}, "message": "BlockingIOError: [Errno 11]"}
+    assert (await run(Script(short, GOOD))).value == 1.0
+    script = Script(short)
+    assert ((await run(script)).value, script.opened) == (0.0, 2)
 
 
 OUTAGES = {
