@@ -6,6 +6,7 @@ SweRlError
 │   ├── SandboxLost          the sandbox ended while a request was in flight
 │   └── SandboxUnavailable   this machine cannot make one (no user namespaces, no launcher, ...)
 ├── EngineError       the inference engine failed; handled like SandboxError
+│   └── EngineDead           it will never answer again: stop the run
 ├── PatchError        what the agent left cannot be made into, or is not, a patch: the agent's doing, scored
 ├── CheckpointError   a checkpoint is missing, partial or does not fit
 └── InvariantError    a promise of the system was broken (token drift, non-finite logprob): stop the run
@@ -34,6 +35,10 @@ class SandboxUnavailable(SandboxError, ConfigError):
 
 class EngineError(SweRlError):
     """The inference engine failed."""
+
+
+class EngineDead(EngineError):
+    """The engine has ended by a failure of its own; every further request would fail, so no retry helps."""
 
 
 class PatchError(SweRlError):

@@ -17,7 +17,7 @@ from swe_rl.agents.budget import Budget, End, OutOfTime
 from swe_rl.agents.formats import ActionFormat, FormatError
 from swe_rl.agents.rendering import ChatRenderer
 from swe_rl.config import AgentConfig
-from swe_rl.errors import EngineError, InvariantError, SandboxError
+from swe_rl.errors import EngineDead, EngineError, InvariantError, SandboxError
 from swe_rl.protocols import Environment, EnvStep, Policy, SamplingParams
 from swe_rl.types import Completion, StopReason, Task, Trajectory, Turn
 
@@ -41,7 +41,7 @@ async def run_episode(
     """Plays `task` once; `seeds(turn)` seeds the sampling of each turn. The patch and the reward are still None.
 
     Every ending is a StopReason, none is an exception: trouble of the sandbox or the engine gives INFRA_ERROR with the
-    turns so far. Only cancellation and InvariantError pass through. The policy's session is `trajectory_id` and is
+    turns so far. Only cancellation, InvariantError and EngineDead pass through. The policy's session is `trajectory_id` and is
     released always.
     """
     episode = _Episode(env, policy, renderer, action_format, Budget(limits), trajectory_id, seeds, temperature)
@@ -49,6 +49,8 @@ async def run_episode(
         end = await episode.play(task)
     except OutOfTime as err:
         end = err.end
+    except EngineDead:
+        raise
     except (SandboxError, EngineError) as err:
         end = End(StopReason.INFRA_ERROR, repr(err))
     finally:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from swe_rl.errors import EngineError, SweRlError
+from swe_rl.errors import EngineDead, EngineError, InvariantError, SweRlError
 from swe_rl.inference.runner import SlotRunner
 from swe_rl.inference.scheduler import EngineCounters, Request, SlotScheduler
 
@@ -69,7 +69,8 @@ class EmbeddedEngine:
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str) -> Completion:
         """Samples until a stop id, `max_new_tokens` or the context is full. Cancelling the task ends the request.
 
-        Raises EngineError for a prompt that cannot be run or a failed engine, InvariantError for non-finite logprobs.
+        Raises EngineError for a prompt that cannot be run, InvariantError for non-finite logprobs, EngineDead once
+        anything else has gone wrong in the compute thread.
         """
         prompt = [int(token) for token in prompt_ids]
         self._check(prompt, params)
@@ -93,16 +94,23 @@ class EmbeddedEngine:
         """Copies all parameters, by Hugging Face name, between two steps; returns when they are in use.
 
         No key or value of the old weights is used again: idle sessions are recomputed when they come back, running
-        ones at once, and their completion tells both versions.
+        ones at once, and their completion tells both versions. Raises EngineError for weights of another model,
+        EngineDead when loading failed in the middle.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
 
         def load() -> None:
+            if self._failure is not None:
+                _resolve(loop, future, self._failure)
+                return
             try:
                 self._scheduler.load_weights(weights, version)
-            except SweRlError as err:
+            except SweRlError as err:  # refused before anything was changed
                 _resolve(loop, future, err)
+            except Exception as err:  # in the middle, out of memory for one: the weights are now a mixture
+                _resolve(loop, future, _death(err))
+                raise
             else:
                 _resolve(loop, future, None)
 
@@ -136,8 +144,10 @@ class EmbeddedEngine:
 
     def _post(self, command: Callable[[], None]) -> None:
         with self._wake:
-            if not self._alive:
-                raise EngineError(f"the engine is closed or failed: {self._failure!r}")
+            if self._closed:
+                raise EngineError("the engine is closed")
+            if self._failure is not None:
+                raise EngineDead(f"the engine has failed: {self._failure!r}") from self._failure
             self._inbox.append(command)
             self._wake.notify()
 
@@ -150,7 +160,7 @@ class EmbeddedEngine:
                     if self._scheduler.has_work:
                         self._scheduler.step()
                 except Exception as err:  # the boundary of this thread: every waiting request gets the cause
-                    self._fail(err)
+                    self._fail(err if isinstance(err, InvariantError) else _death(err))
                     return
         self._fail(EngineError("the engine was closed"))
 
@@ -158,15 +168,10 @@ class EmbeddedEngine:
         with self._wake:
             while not (self._inbox or self._scheduler.has_work or self._closed):
                 self._wake.wait()
-            commands = list(self._inbox)
-            self._inbox.clear()
-        for command in commands:
-            command()
+        while self._inbox:  # one at a time: when one fails, those behind it are still there to be told
+            self._inbox.popleft()()
 
-    def _fail(self, err: Exception) -> None:
-        error = err if isinstance(err, SweRlError) else EngineError(f"the engine failed: {err!r}")
-        if error is not err:
-            error.__cause__ = err
+    def _fail(self, error: SweRlError) -> None:
         with self._wake:
             self._failure = error
             commands = list(self._inbox)
@@ -174,6 +179,12 @@ class EmbeddedEngine:
         for command in commands:  # requests queued meanwhile get the error, too
             command()
         self._scheduler.fail_all(error)
+
+
+def _death(err: Exception) -> EngineDead:
+    error = EngineDead(f"the engine has failed: {err!r}")
+    error.__cause__ = err
+    return error
 
 
 def _resolve(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], result: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from swe_rl.config import EngineConfig
-from swe_rl.errors import ConfigError, EngineError, InvariantError
+from swe_rl.errors import ConfigError, EngineDead, EngineError, InvariantError
 from swe_rl.inference import EmbeddedEngine
 from swe_rl.protocols import SamplingParams
 
@@ -171,9 +171,40 @@ async def test_non_finite_logprobs_stop_the_run(model: Any) -> None:
         await engine.update_weights(_weights(model, float("nan")), version=1)
         with pytest.raises(InvariantError, match="non-finite"):
             await engine.generate(PROMPT, _params(), session="a")
-        with pytest.raises(EngineError, match="failed"):
+        with pytest.raises(EngineDead, match="failed"):
             await engine.generate(PROMPT, _params(), session="a")
         await engine.release("a")
+
+
+async def test_foreign_failure_while_loading_reaches_every_waiter(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing may hang: not the update, not a request that runs, not what is queued behind the update."""
+
+    def load(weights: object, version: int) -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    async with EmbeddedEngine(model, CFG, max_context=4096) as engine:
+        running = asyncio.create_task(engine.generate(PROMPT, _params(100_000), session="a"))
+        await _wait_for_tokens(engine, 2)
+        monkeypatch.setattr(engine._scheduler, "load_weights", load)
+        work = [asyncio.create_task(engine.update_weights({}, version=n)) for n in (1, 2)]
+        work.append(asyncio.create_task(engine.generate(PROMPT, _params(), session="b")))
+        done = await asyncio.wait_for(asyncio.gather(running, *work, return_exceptions=True), 30)
+        assert [type(item) for item in done] == [EngineDead] * 4
+        assert all("out of memory" in str(item) for item in done)
+        with pytest.raises(EngineDead):
+            await engine.update_weights({}, version=3)
+        await engine.release("a")
+
+
+async def test_failure_in_a_step_is_the_end_of_the_engine(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def step() -> None:
+        raise RuntimeError("device lost")
+
+    async with EmbeddedEngine(model, CFG, max_context=64) as engine:
+        monkeypatch.setattr(engine._scheduler, "step", step)
+        for _ in range(2):
+            with pytest.raises(EngineDead, match="device lost"):
+                await engine.generate(PROMPT, _params(), session="a")
 
 
 async def test_close_fails_what_runs_and_is_idempotent(model: Any) -> None:
