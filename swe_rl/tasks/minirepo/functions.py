@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -39,11 +39,15 @@ class Mutant:
     answers: list[Answer]  # aligned to the inputs it was tried on
 
 
-def instantiate(template: Template, *, name: str, rng: Random) -> Function:
-    """Draws parameter and local names and constants."""
+def draw_words(rng: Random) -> dict[str, str]:
+    """Parameter and local names by placeholder: the naming habits of one repository, shared by its functions."""
+    return {role: rng.choice(pool) for role, pool in VARIABLES.items()}
+
+
+def instantiate(template: Template, *, name: str, words: Mapping[str, str], rng: Random) -> Function:
+    """The template with these names and freshly drawn constants."""
     constants = (rng.randint(*template.k_range), rng.randint(*template.l_range))
-    words = {role: rng.choice(pool) for role, pool in VARIABLES.items()}
-    words |= {"F": name, "K": str(constants[0]), "L": str(constants[1])}
+    words = {**words, "F": name, "K": str(constants[0]), "L": str(constants[1])}
     source = _PLACEHOLDER.sub(lambda match: words[match[0]], template.source)
     return Function(name=name, source=source, template=template, constants=constants)
 

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from swe_rl.tasks.minirepo.functions import Answer, Arguments, Function, answers, draw_inputs, find_mutant, instantiate
+from swe_rl.tasks.minirepo.functions import (
+    Answer,
+    Arguments,
+    Function,
+    answers,
+    draw_inputs,
+    draw_words,
+    find_mutant,
+    instantiate,
+)
 from swe_rl.tasks.minirepo.names import FUNCTIONS, MODULES, PACKAGES
 from swe_rl.tasks.minirepo.templates import Template
 from swe_rl.tasks.patches import tree_diff
@@ -63,14 +72,15 @@ class _Bug:
 def build_task(plan: Plan, *, task_id: str, split: str, rng: Random) -> Task | None:
     """The task of `plan`, or None when the drawn names and constants leave a bug without an effect."""
     names = rng.sample(FUNCTIONS, len(plan.bugs) + len(plan.distractors))
+    words = draw_words(rng)
     bugs: list[_Bug] = []
     for (template, kinds), name in zip(plan.bugs, names, strict=False):
-        bug = _make_bug(instantiate(template, name=name, rng=rng), kinds=kinds, rng=rng)
+        bug = _make_bug(instantiate(template, name=name, words=words, rng=rng), kinds=kinds, rng=rng)
         if bug is None:
             return None
         bugs.append(bug)
     others = [
-        instantiate(template, name=name, rng=rng)
+        instantiate(template, name=name, words=words, rng=rng)
         for template, name in zip(plan.distractors, names[len(bugs) :], strict=True)
     ]
     kept = [test for bug in bugs for test in _share(bug.kept, _NUM_KEPT)]
