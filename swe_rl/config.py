@@ -5,6 +5,7 @@ conf/*.yaml hold differences from these defaults only. A component receives its 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -47,7 +48,7 @@ class SandboxConfig:
     pids: int = 64
     disk_mib: int = 64
     output_kib: int = 16
-    lease_s: float = 600.0
+    lease_s: float = 600.0  # after this a sandbox ends by itself: at least agent.episode_s + command_s
     infra_retries: int = 2  # fresh sandboxes tried before a sample leaves its group
 
 
@@ -82,13 +83,16 @@ class RolloutConfig:
 
 @dataclass(kw_only=True)
 class AlgoConfig:
-    recipe: str = "grpo_pp"  # label in logs; the ingredients below are what acts
     advantage: str = "leave_one_out"  # leave_one_out | group_mean | group_std
     permute_advantages: bool = False  # control experiment: shuffles advantages over the batch
+    # The clip acts on stale rollouts only: with rollout.max_staleness=0 each batch gets one optimiser step, so the old
+    # policy is the current one and every ratio is exactly 1.
     clip_low: float = 0.2
     clip_high: float = 0.28
     entropy_coeff: float = 0.0
-    correction: str = "none"  # of the trainer/engine mismatch: none | tis (token-level truncated importance sampling)
+    # Of the trainer/engine mismatch: none | tis (token-level truncated importance sampling; for max_staleness=0 only:
+    # the ratio of stale rollouts is taken against the engine's logprobs already).
+    correction: str = "none"
     correction_cap: float = 2.0  # tis: largest weight of a token
     aggregation: str = (
         "seq_sum_const"  # token_mean | seq_mean | seq_sum_const (divided by max_context_tokens and batch rows)
@@ -96,7 +100,13 @@ class AlgoConfig:
     drop_uniform_groups: bool = False
     # stop reason -> keep | mask | drop; reasons not named are kept. infra_error and cancelled always leave the group.
     stop_reasons: dict[str, str] = field(
-        default_factory=lambda: {"max_turns": "mask", "max_tokens": "mask", "context_limit": "mask", "timeout": "mask"}
+        default_factory=lambda: {
+            "max_turns": "mask",
+            "max_tokens": "mask",
+            "context_limit": "mask",
+            "timeout": "mask",
+            "env_timeout": "mask",
+        }
     )
 
 
@@ -114,7 +124,6 @@ class BatchingConfig:
 
 @dataclass(kw_only=True)
 class TrainerConfig:
-    backend: str = "torch"
     optimizer: str = "adamw"  # adamw | muon (matrices by Muon, the rest by AdamW)
     learning_rate: float = 1e-4
     muon_learning_rate: float = 0.02  # for matrices when optimizer=muon
@@ -192,24 +201,64 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "algo.advantage": ("leave_one_out", "group_mean", "group_std"),
     "algo.aggregation": ("token_mean", "seq_mean", "seq_sum_const"),
     "algo.correction": ("none", "tis"),
-    "trainer.backend": ("torch",),
     "trainer.optimizer": ("adamw", "muon"),
     "trainer.schedule": ("constant", "cosine"),
 }
+STOP_ACTIONS = ("keep", "mask", "drop")
 PHASE_GROUPS = ("sandbox", "agent", "rollout", "algo", "reward", "batching", "trainer")
 PHASE_DATA = ("demonstrations", "passed_rollouts", "rollouts")
+PHASE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")  # part of file names and of metric tags
+SUPERVISED = ("demonstrations", "passed_rollouts")
+ACTS_IN: dict[str, tuple[str, ...]] = {  # key of a phase -> the data with which it means something
+    "steps": ("rollouts",),
+    "tasks_per_step": ("rollouts",),
+    "num_tasks": SUPERVISED,
+    "samples_per_task": SUPERVISED,
+    "batch_size": SUPERVISED,
+    "epochs": SUPERVISED,
+    "turn_curriculum": SUPERVISED,
+    "p_right": ("demonstrations",),
+    "p_give_up": ("demonstrations",),
+    "cache": ("demonstrations",),
+}
 POSITIVE = (
-    "sandbox.concurrency",
-    "agent.max_turns",
-    "agent.max_turn_tokens",
+    *(f"model.{key}" for key in ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "intermediate_size")),
+    *(f"sandbox.{key}" for key in ("concurrency", "command_s", "memory_mib", "pids", "disk_mib", "output_kib")),
+    *(f"agent.max_{key}" for key in ("turns", "context_tokens", "turn_tokens", "observation_tokens", "format_errors")),
+    "agent.episode_s",
     "engine.num_slots",
     "engine.prefill_chunk",
     "rollout.group_size",
+    "rollout.top_p",
+    "algo.correction_cap",
+    "reward.grade_s",
+    "reward.max_patch_bytes",
     "batching.max_tokens_per_batch",
     "trainer.learning_rate",
+    "trainer.muon_learning_rate",
+    "trainer.eps",
+    "trainer.max_grad_norm",
+    "eval.samples_per_task",
     "checkpoint_every",
     "keep_checkpoints",
 )
+NOT_NEGATIVE = (
+    "task.num_train",
+    "sandbox.infra_retries",
+    "rollout.temperature",
+    "rollout.max_staleness",
+    "algo.clip_low",
+    "algo.clip_high",
+    "reward.grade_retries",
+    "trainer.warmup_steps",
+    "trainer.min_lr_ratio",
+    "trainer.weight_decay",
+    "eval.greedy_tasks",
+    "eval.base_tasks",
+    "threads",
+)
+AT_MOST_ONE = ("algo.clip_low", "trainer.min_lr_ratio")
+UNCUT = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}  # of rollout: the distribution that loss and evaluation assume
 
 
 def phase_config(cfg: TrainConfig, phase: PhaseConfig) -> TrainConfig:
@@ -222,18 +271,6 @@ def phase_config(cfg: TrainConfig, phase: PhaseConfig) -> TrainConfig:
         raise ConfigError(f"phases: overrides of phase {phase.name!r} do not fit the schema: {reason}") from err
 
 
-def _validate_fixed(cfg: TrainConfig, phase: PhaseConfig) -> None:
-    """Overrides may only touch what a phase reads anew."""
-    changed = phase_config(cfg, phase)
-    for group in phase.overrides:
-        same_model = group == "model" and replace(changed.model, dtype=cfg.model.dtype) == cfg.model
-        if group not in PHASE_GROUPS and not same_model:
-            raise ConfigError(
-                f"phases.{phase.name}.overrides.{group} cannot take effect: a phase may change "
-                f"{', '.join(PHASE_GROUPS)} and model.dtype; set {group} for the whole run"
-            )
-
-
 def validate(cfg: TrainConfig) -> None:
     """Cross-checks of the whole tree and of every phase. ConfigError names the key and the cure."""
     if not cfg.phases:
@@ -242,50 +279,134 @@ def validate(cfg: TrainConfig) -> None:
     if len(set(names)) != len(names):
         raise ConfigError(f"phases: every phase needs its own name, got {', '.join(names)}")
     _validate_groups(cfg)
+    for split, count in cfg.eval.splits.items():
+        if count <= 0:
+            raise ConfigError(f"eval.splits.{split} must be positive, got {count}: leave the split out instead")
     for phase in cfg.phases:
-        _validate_phase(phase)
+        _validate_phase(phase, cfg)
         _validate_fixed(cfg, phase)
-        _validate_groups(phase_config(cfg, phase))
+        changed = phase_config(cfg, phase)
+        _validate_groups(changed)
         if phase.data == "rollouts":
-            _validate_rl(phase_config(cfg, phase))
+            _validate_rl(changed)
 
 
 def _validate_groups(cfg: TrainConfig) -> None:
     for key, allowed in CHOICES.items():
-        value = _lookup(cfg, key)
-        if value not in allowed:
-            raise ConfigError(f"{key}={value!r} is unknown: use one of {', '.join(allowed)}")
-    for key in POSITIVE:
-        if _lookup(cfg, key) <= 0:
+        if _lookup(cfg, key) not in allowed:
+            raise ConfigError(f"{key}={_lookup(cfg, key)!r} is unknown: use one of {', '.join(allowed)}")
+    for key in POSITIVE:  # written so that NaN is refused as well
+        if not _lookup(cfg, key) > 0:
             raise ConfigError(f"{key} must be positive, got {_lookup(cfg, key)}")
-    for reason, action in cfg.algo.stop_reasons.items():
+    for key in NOT_NEGATIVE:
+        if not _lookup(cfg, key) >= 0:
+            raise ConfigError(f"{key} must be 0 or more, got {_lookup(cfg, key)}")
+    for key in AT_MOST_ONE:
+        if not _lookup(cfg, key) <= 1:
+            raise ConfigError(f"{key} must be between 0 and 1, got {_lookup(cfg, key)}")
+    _validate_stop_reasons(cfg.algo.stop_reasons)
+    _validate_limits(cfg)
+    _validate_rollout(cfg.rollout)
+    _validate_trainer(cfg.trainer)
+
+
+def _validate_stop_reasons(stop_reasons: dict[str, str]) -> None:
+    for reason, action in stop_reasons.items():
         if reason not in {str(r) for r in StopReason}:
             raise ConfigError(f"algo.stop_reasons.{reason} is no stop reason: use one of {', '.join(StopReason)}")
-        if action not in ("keep", "mask", "drop"):
-            raise ConfigError(f"algo.stop_reasons.{reason}={action!r} is unknown: use keep, mask or drop")
+        if action not in STOP_ACTIONS:
+            raise ConfigError(f"algo.stop_reasons.{reason}={action!r} is unknown: use one of {', '.join(STOP_ACTIONS)}")
+        if StopReason(reason).is_infra and action != "drop":
+            raise ConfigError(f"algo.stop_reasons.{reason}={action!r}: an outage always leaves its group; use drop")
+
+
+def _validate_limits(cfg: TrainConfig) -> None:
+    """Limits that contain one another."""
     if cfg.agent.max_turn_tokens >= cfg.agent.max_context_tokens:
         raise ConfigError(
             f"agent.max_turn_tokens ({cfg.agent.max_turn_tokens}) must be smaller than "
             f"agent.max_context_tokens ({cfg.agent.max_context_tokens})"
         )
-    if cfg.rollout.max_staleness < 0:
-        raise ConfigError(f"rollout.max_staleness must be 0 (synchronous) or more, got {cfg.rollout.max_staleness}")
-    if cfg.trainer.optimizer == "muon" and cfg.trainer.fsdp:
+    for key, longest in (("agent.episode_s", cfg.agent.episode_s), ("reward.grade_s", cfg.reward.grade_s)):
+        if not cfg.sandbox.lease_s >= longest + cfg.sandbox.command_s:
+            raise ConfigError(
+                f"sandbox.lease_s={cfg.sandbox.lease_s:g} ends a sandbox that is in use: set it to at least "
+                f"{key} + sandbox.command_s = {longest + cfg.sandbox.command_s:g}"
+            )
+
+
+def _validate_rollout(cfg: RolloutConfig) -> None:
+    for key, value in UNCUT.items():
+        if getattr(cfg, key) != value:
+            raise ConfigError(
+                f"rollout.{key}={getattr(cfg, key)} cuts the distribution that the loss assumes: "
+                f"set rollout.{key}={value}"
+            )
+
+
+def _validate_trainer(cfg: TrainerConfig) -> None:
+    if len(cfg.betas) != 2 or not all(0 <= beta < 1 for beta in cfg.betas):
+        raise ConfigError(f"trainer.betas={list(cfg.betas)} must be two numbers of at least 0 and below 1")
+    if cfg.optimizer == "muon" and cfg.fsdp:
         raise ConfigError(
             "trainer.optimizer=muon needs whole matrices: set trainer.fsdp=false or trainer.optimizer=adamw"
         )
 
 
-def _validate_phase(phase: PhaseConfig) -> None:
+def _validate_phase(phase: PhaseConfig, cfg: TrainConfig) -> None:
+    """The keys of the phase itself; `cfg` is that of the whole run."""
+    here, default = f"phases.{phase.name}", PhaseConfig(name=phase.name)
+    if not PHASE_NAME.fullmatch(phase.name) or phase.name == "base":  # "base" is the row of the untrained policy
+        raise ConfigError(
+            f"phases: {phase.name!r} is no name for a phase: use letters, digits, _ and -, and not 'base'"
+        )
     if phase.data not in PHASE_DATA:
-        raise ConfigError(f"phases.{phase.name}.data={phase.data!r} is unknown: use one of {', '.join(PHASE_DATA)}")
+        raise ConfigError(f"{here}.data={phase.data!r} is unknown: use one of {', '.join(PHASE_DATA)}")
+    for key, data in ACTS_IN.items():
+        if phase.data not in data and getattr(phase, key) != getattr(default, key):
+            raise ConfigError(
+                f"{here}.{key} does nothing for data={phase.data}, only for {' and '.join(data)}: remove it"
+            )
     if phase.data == "rollouts" and phase.steps <= 0:
-        raise ConfigError(f"phases.{phase.name}.steps must be positive for data=rollouts, got {phase.steps}")
+        raise ConfigError(f"{here}.steps must be positive for data=rollouts, got {phase.steps}")
     for key in ("tasks_per_step", "num_tasks", "samples_per_task", "batch_size", "epochs"):
         if getattr(phase, key) <= 0:
-            raise ConfigError(f"phases.{phase.name}.{key} must be positive, got {getattr(phase, key)}")
-    if phase.cache and phase.data != "demonstrations":
-        raise ConfigError(f"phases.{phase.name}.cache works for data=demonstrations only: rollouts depend on the run")
+            raise ConfigError(f"{here}.{key} must be positive, got {getattr(phase, key)}")
+    if any(length <= 0 for length in phase.turn_curriculum):
+        raise ConfigError(f"{here}.turn_curriculum={list(phase.turn_curriculum)} must hold positive numbers of steps")
+    for key in ("p_right", "p_give_up"):
+        if not 0 <= getattr(phase, key) <= 1:
+            raise ConfigError(f"{here}.{key} must be between 0 and 1, got {getattr(phase, key)}")
+        if cfg.task.source != "minirepo" and getattr(phase, key) != getattr(default, key):
+            raise ConfigError(
+                f"{here}.{key} does nothing for task.source={cfg.task.source}, only for minirepo: remove it"
+            )
+    key = "tasks_per_step" if phase.data == "rollouts" else "num_tasks"
+    if 0 < cfg.task.num_train < getattr(phase, key):
+        raise ConfigError(
+            f"{here}.{key}={getattr(phase, key)} is more than task.num_train={cfg.task.num_train}: raise that"
+        )
+
+
+def _validate_fixed(cfg: TrainConfig, phase: PhaseConfig) -> None:
+    """Overrides may only touch what a phase reads anew."""
+    changed, where = phase_config(cfg, phase), f"phases.{phase.name}.overrides"
+    for group in phase.overrides:
+        same_model = group == "model" and replace(changed.model, dtype=cfg.model.dtype) == cfg.model
+        if group not in PHASE_GROUPS and not same_model:
+            raise ConfigError(
+                f"{where}.{group} cannot take effect: a phase may change "
+                f"{', '.join(PHASE_GROUPS)} and model.dtype; set {group} for the whole run"
+            )
+    if changed.trainer.fsdp != cfg.trainer.fsdp:
+        raise ConfigError(f"{where}.trainer.fsdp cannot take effect: set trainer.fsdp for the whole run")
+    if cfg.trainer.fsdp and changed.model.dtype != cfg.model.dtype:
+        raise ConfigError(f"{where}.model.dtype cannot change with trainer.fsdp: set it for the whole run")
+    if changed.agent.max_context_tokens > cfg.agent.max_context_tokens:
+        raise ConfigError(
+            f"{where}.agent.max_context_tokens={changed.agent.max_context_tokens} is more than the engine holds: "
+            f"raise agent.max_context_tokens={cfg.agent.max_context_tokens} for the whole run"
+        )
 
 
 def _validate_rl(cfg: TrainConfig) -> None:
@@ -294,16 +415,14 @@ def _validate_rl(cfg: TrainConfig) -> None:
             f"rollout.group_size={cfg.rollout.group_size} leaves nobody for algo.advantage=leave_one_out: "
             "set rollout.group_size to 2 or more"
         )
-    neutral = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-    for key, value in neutral.items():
-        if getattr(cfg.rollout, key) != value:
-            raise ConfigError(
-                f"rollout.{key}={getattr(cfg.rollout, key)} cuts the distribution that the loss assumes: "
-                f"set rollout.{key}={value} for policy-gradient phases"
-            )
     if cfg.rollout.temperature <= 0:
         raise ConfigError(
             f"rollout.temperature must be positive in a policy-gradient phase, got {cfg.rollout.temperature}"
+        )
+    if cfg.algo.correction != "none" and cfg.rollout.max_staleness > 0:
+        raise ConfigError(
+            f"algo.correction={cfg.algo.correction} does nothing with rollout.max_staleness="
+            f"{cfg.rollout.max_staleness}: the ratio is already taken against the engine's logprobs; set algo.correction=none"
         )
 
 

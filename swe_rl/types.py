@@ -38,7 +38,7 @@ class Task:
     image: str = ""  # container image, empty for the local base root
     workdir: str = "/testbed"
     kind: TaskKind = "bugfix"
-    test_runner: Literal["functions", "pytest"] = "functions"  # see rewards/test_runner.py
+    test_runner: Literal["functions", "pytest"] = "functions"  # see tasks/test_runner.py
     timeout_s: float = 60.0  # limit of the hidden tests
     meta: Mapping[str, Any] = field(
         default_factory=dict, repr=False
@@ -81,10 +81,6 @@ class ExecResult:
     stdout_bytes: int  # produced in total
     stderr_bytes: int
 
-    @property
-    def timed_out(self) -> bool:
-        return self.outcome == "timeout"
-
 
 class StopReason(StrEnum):
     """Why an episode ended. What each means for training is configuration (algo.stop_reasons)."""
@@ -105,23 +101,8 @@ class StopReason(StrEnum):
     CANCELLED = "cancelled"
 
     @property
-    def is_truncated(self) -> bool:
-        return self in _TRUNCATED
-
-    @property
     def is_infra(self) -> bool:
         return self in (StopReason.INFRA_ERROR, StopReason.CANCELLED)
-
-
-_TRUNCATED = frozenset(
-    {
-        StopReason.MAX_TURNS,
-        StopReason.MAX_TOKENS,
-        StopReason.CONTEXT_LIMIT,
-        StopReason.PROMPT_TOO_LONG,
-        StopReason.TIMEOUT,
-    }
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +167,6 @@ class TrajectoryGroup:
     group_id: str
     task_id: str
     trajectories: list[Trajectory]  # [G], may be smaller than configured after infrastructure losses
-    advantages: list[float] = field(default_factory=list)  # [G] once credit is assigned
     dropped: str | None = None  # why the group carries no signal, else None
 
 

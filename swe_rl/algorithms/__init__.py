@@ -2,10 +2,9 @@
 
 from swe_rl.algorithms.advantages import compute_advantages, group_normalized, leave_one_out
 from swe_rl.algorithms.aggregation import count_rows, count_tokens, token_weights
-from swe_rl.algorithms.filters import check_stop_reasons, filter_group, is_masked, stop_action
+from swe_rl.algorithms.filters import filter_group, is_masked, stop_action
 
 __all__ = [
-    "check_stop_reasons",
     "compute_advantages",
     "count_rows",
     "count_tokens",

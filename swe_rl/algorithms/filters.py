@@ -19,20 +19,6 @@ Action = Literal["keep", "mask", "drop"]
 ACTIONS: tuple[Action, ...] = ("keep", "mask", "drop")
 
 
-def check_stop_reasons(stop_reasons: Mapping[str, str]) -> None:
-    """Raises ConfigError for an unknown reason or action, or for an attempt to train on outages."""
-    known = [str(reason) for reason in StopReason]
-    for reason, action in stop_reasons.items():
-        if reason not in known:
-            raise ConfigError(f"algo.stop_reasons.{reason} is no stop reason: use one of {', '.join(known)}")
-        if action not in ACTIONS:
-            raise ConfigError(f"algo.stop_reasons.{reason}={action!r} is unknown: use one of {', '.join(ACTIONS)}")
-        if StopReason(reason).is_infra and action != "drop":
-            raise ConfigError(
-                f"algo.stop_reasons.{reason}={action!r}: an outage always leaves its group; remove the key"
-            )
-
-
 def stop_action(trajectory: Trajectory, stop_reasons: Mapping[str, str]) -> Action:
     """What the map says about this trajectory; reasons not named are kept, outages are dropped."""
     if trajectory.stop_reason.is_infra:
@@ -56,7 +42,7 @@ def filter_group(
 ) -> tuple[TrajectoryGroup, Counter[str]]:
     """Removes what may not count and says what happened.
 
-    Returns the group with the remaining trajectories (advantages emptied, `dropped` set to "empty" or "uniform" when
+    Returns the group with the remaining trajectories (`dropped` set to "empty" or "uniform" when
     the whole group leaves) and counts: infra, unscored, dropped, masked (trajectories); singleton, uniform,
     solve_none, solve_all, solve_partial (groups, of the remaining members). A singleton stays, with advantage 0.
     """
@@ -74,7 +60,7 @@ def filter_group(
             counts["masked"] += action == "mask"
             kept.append(trajectory)
     dropped = _describe(kept, counts, drop_uniform=drop_uniform)
-    return replace(group, trajectories=kept, advantages=[], dropped=dropped), counts
+    return replace(group, trajectories=kept, dropped=dropped), counts
 
 
 def _describe(kept: list[Trajectory], counts: Counter[str], *, drop_uniform: bool) -> str | None:

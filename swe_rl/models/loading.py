@@ -69,7 +69,9 @@ def _load_pretrained(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerFas
 
 def check_supported(config: Any, name: str) -> None:
     """Raises ConfigError for what the attention functions or a plain linear head would silently get wrong."""
-    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
+    declared = getattr(config, "layer_types", None)  # it says which layers use the window; without it all of them do
+    windowed = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    layer_types = set(declared or ["sliding_attention" if windowed else "full_attention"])
     if layer_types != {"full_attention"}:
         raise ConfigError(
             f"model.name={name!r} has layers {sorted(layer_types)}: only full causal attention is supported"

@@ -21,7 +21,7 @@ def smollm2_directory(cache_dir: Path) -> Path:
 
     Raises ConfigError when the packages that carry or read the file are missing.
     """
-    target = cache_dir / "models" / SMOLLM2_NAME
+    target = cache_dir / SMOLLM2_NAME
     if (target / "config.json").is_file():
         return target
     gguf = _find_gguf()

@@ -34,7 +34,7 @@ def load_tasks(source: str, *, split: str, num_tasks: int, seed: int, **filters:
         raise ConfigError(f"num_tasks={num_tasks} is negative: use 0 for all, or a positive number")
     if source == "minirepo":
         if num_tasks == 0:
-            raise ConfigError("task source minirepo has no end: set task.num_train and task.num_heldout above 0")
+            raise ConfigError("task source minirepo has no end: ask for a number of tasks above 0")
         stream = islice(minirepo.generate(split=split, seed=seed), num_tasks * _SCAN_FACTOR)
         tasks = list(islice(_filtered(stream, filters), num_tasks))
     else:
