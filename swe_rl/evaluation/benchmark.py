@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+from swe_rl.errors import SweRlError
 from swe_rl.evaluation.statistics import clustered_mean, pass_at_k
 from swe_rl.rollout.collector import Collector
 from swe_rl.types import Task, Trajectory
@@ -113,7 +114,8 @@ async def evaluate(
     """`samples_per_task` attempts on each task; temperature 0 is greedy. `name` is the phase of the rollout keys, so
     seeds and the journal follow it. `gather` concatenates lists over ranks; each rank brings its own part of the tasks.
 
-    After `collector.drain` the result holds what was finished.
+    After `collector.drain` the result holds what was finished. Raises SweRlError, on every rank, when all attempts were
+    lost to the machine: nothing was measured.
     """
     attempts: list[Attempt] = []
     lost = 0
@@ -126,12 +128,12 @@ async def evaluate(
             attempts += [_attempt(item, kinds[group.task_id]) for item in group.trajectories]
             lost += samples_per_task - len(group.trajectories)
     found: list[tuple[list[Attempt], int]] = gather([(attempts, lost)])
-    return EvalResult(
-        split=split,
-        mode=mode,
-        attempts=[attempt for part, _ in found for attempt in part],
-        num_lost=sum(count for _, count in found),
-    )
+    all_attempts = [attempt for part, _ in found for attempt in part]
+    num_lost = sum(count for _, count in found)
+    if num_lost and not all_attempts:
+        why = f", the last to {collector.stats.last_loss}" if collector.stats.last_loss else ""
+        raise SweRlError(f"evaluation {name}: all {num_lost} attempts were lost to the machine{why}")
+    return EvalResult(split=split, mode=mode, attempts=all_attempts, num_lost=num_lost)
 
 
 def is_resolved(trajectory: Trajectory) -> bool:

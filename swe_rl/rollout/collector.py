@@ -8,8 +8,9 @@ their success is a statistic, and what a stop reason means for training is decid
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,11 +22,13 @@ from swe_rl.types import StopReason, Task, Trajectory, TrajectoryGroup
 
 @dataclass(slots=True)
 class CollectorStats:
-    """Totals since the collector was made. Counts include rollouts taken from the journal, seconds do not."""
+    """Totals since the collector was made. Counts include rollouts taken from the journal, seconds do not.
+    What an earlier process lost is in none of them."""
 
     finished: int = 0
     reused: int = 0  # of them, from the journal
     lost: int = 0  # rollouts that left their group
+    last_loss: str = ""  # what the latest of them was lost to
     passed: int = 0
     sampled_tokens: int = 0
     tokens: int = 0  # context and sampled
@@ -90,9 +93,13 @@ class Collector:
                     running.append(asyncio.create_task(group, name=f"group {task.task_id}"))
                 if not running:
                     return
-                watched = running[:1] if ordered else running
-                await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
-                for item in [item for item in watched if item.done()]:
+                ready = list(itertools.takewhile(_is_done, running) if ordered else filter(_is_done, running))
+                if not ready:  # wait for any: a crash behind the first group must not wait for that group
+                    _raise_crash(running)
+                    waited = [item for item in running if not item.done()]
+                    await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+                    continue
+                for item in ready:
                     running.remove(item)
                     if not isinstance(item.exception(), Drained):
                         yield item.result()
@@ -105,13 +112,15 @@ class Collector:
         """`group_size` finished rollouts of one task, ordered by index.
 
         Lost ones are replaced by new indices, `group_size` at most; after that the group is smaller, and `dropped` says
-        so when it is empty. Raises Drained, after the rollouts that had begun are finished and in the journal.
+        so when it is empty. Losses of an earlier process do not count: a resume after an outage goes on with new
+        indices. Raises Drained, after the rollouts that had begun are finished and in the journal.
         """
         finished: list[Trajectory] = []
-        next_index = 0
-        while (missing := min(group_size - len(finished), 2 * group_size - next_index)) > 0:
-            keys = [RolloutKey(phase, step, task.task_id, next_index + offset) for offset in range(missing)]
-            next_index += missing
+        unused = self._indices(task, phase=phase, step=step)
+        budget = 2 * group_size
+        while (missing := min(group_size - len(finished), budget)) > 0:
+            keys = list(itertools.islice(unused, missing))
+            budget -= missing
             results = await _all([self._run_unless_draining(task, key, temperature) for key in keys])
             if None in results:
                 raise Drained
@@ -140,6 +149,14 @@ class Collector:
             await asyncio.to_thread(self._journal.append, key, trajectory)
         return self._counted(task, trajectory, reused=False)
 
+    def _indices(self, task: Task, *, phase: str, step: int) -> Iterator[RolloutKey]:
+        """Keys of a group by index, without those that an earlier process lost."""
+        for index in itertools.count():
+            key = RolloutKey(phase, step, task.task_id, index)
+            known = None if self._journal is None else self._journal.get(key)
+            if known is None or not known.stop_reason.is_infra:
+                yield key
+
     def drain(self) -> None:
         """No further rollout begins; those under way go on to their end."""
         self._draining = True
@@ -155,6 +172,7 @@ class Collector:
         stats.stop_reasons[str(trajectory.stop_reason)] += 1
         if trajectory.stop_reason.is_infra:
             stats.lost += 1
+            stats.last_loss = trajectory.detail
         else:
             stats.finished += 1
             stats.reused += reused
@@ -175,6 +193,17 @@ async def _all(work: Sequence[Coroutine[Any, Any, Trajectory | None]]) -> list[T
         return await asyncio.gather(*tasks)
     finally:
         await _cancel_all(tasks)
+
+
+def _is_done(item: asyncio.Task[Any]) -> bool:
+    return item.done()
+
+
+def _raise_crash(groups: Iterable[asyncio.Task[TrajectoryGroup]]) -> None:
+    """Raises what any finished group failed with."""
+    for item in groups:
+        if item.done() and not isinstance(item.exception(), Drained):
+            item.result()
 
 
 async def _cancel_all(tasks: Sequence[asyncio.Task[Any]]) -> None:

@@ -48,25 +48,30 @@ class RolloutKey:
 
 
 class Journal:
-    """Finished rollouts of a run, by key. Thread-safe; one writing process per directory."""
+    """Finished rollouts of a run, by key. Thread-safe; one writing process per directory.
+
+    Two locks, taken in this order: `_writing` for the files, held during fsync, and `_lock` for the memory, held only
+    for moments, so that `get` on the event loop never waits for a disk that another thread writes to.
+    """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._directory = Path(directory)
         self._directory.mkdir(parents=True, exist_ok=True)
         self._open: dict[tuple[str, int], BinaryIO] = {}
         self._cache: dict[tuple[str, int], dict[tuple[str, int], Trajectory]] = {}
+        self._writing = threading.Lock()
         self._lock = threading.Lock()
 
     def append(self, key: RolloutKey, trajectory: Trajectory) -> None:
         """Writes one finished rollout and returns when it is on disk. Raises ValueError for a key that is there
         already."""
         payload = json.dumps([key.phase, key.step, to_json(trajectory)], separators=(",", ":")).encode()
-        with self._lock:
-            finished = self._load(key.phase, key.step)
-            if (key.task_id, key.rollout_index) in finished:
+        with self._writing:
+            if self.get(key) is not None:
                 raise ValueError(f"{key} is in the journal already")
             _write_frame(self._stream(key.phase, key.step), payload)
-            finished[key.task_id, key.rollout_index] = trajectory
+            with self._lock:
+                self._load(key.phase, key.step)[key.task_id, key.rollout_index] = trajectory
 
     def get(self, key: RolloutKey) -> Trajectory | None:
         """The finished rollout of that key, from this run or the one before the resume."""
@@ -77,19 +82,19 @@ class Journal:
         """All finished rollouts of a step, ordered by task and index."""
         with self._lock:
             found = self._load(phase, step)
-        return [found[key] for key in sorted(found)]
+            return [found[key] for key in sorted(found)]
 
     def compact(self, phase: str, step: int) -> Path:
         """Rewrites a step as Parquet, ordered by task and index, and forgets it in memory. Idempotent."""
         target, source = self._path(phase, step, "parquet"), self._path(phase, step, "journal")
-        with self._lock:
+        with self._writing:
             if source.exists() or not target.exists():
-                found = self._load(phase, step)
-                write_parquet(target, [found[key] for key in sorted(found)])
+                write_parquet(target, self.finished(phase, step))
             if (stream := self._open.pop((phase, step), None)) is not None:
                 stream.close()
             source.unlink(missing_ok=True)
-            self._cache.pop((phase, step), None)
+            with self._lock:
+                self._cache.pop((phase, step), None)
         return target
 
     def compact_all(self) -> list[Path]:
@@ -99,7 +104,7 @@ class Journal:
 
     def close(self) -> None:
         """Closes the open files; what was appended is on disk already. Idempotent."""
-        with self._lock:
+        with self._writing:
             for stream in self._open.values():
                 stream.close()
             self._open.clear()

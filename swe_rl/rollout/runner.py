@@ -1,10 +1,11 @@
 """One rollout: sandbox, episode, patch; then, in another sandbox, its grade. Says whose failure each ending is.
 
 - The machine's (SandboxError, EngineError): the same seeds again in a fresh sandbox; after the last try INFRA_ERROR and
-  reward None.
-- The agent's: its command ended the sandbox (the sandbox says so, or is lost twice at the same action): ENV_KILLED, 0.
+  reward None. A sandbox that is lost every time at the same action is no proof of the agent's doing: a lease that ends
+  or a full machine looks the same.
+- The agent's: its command ended the sandbox, and the sandbox says so (outcome "lost"): ENV_KILLED, 0.
 - The agent's: its tree cannot be expressed as a patch (too large, destroyed beyond reading): 0.
-- The set-up's: SandboxUnavailable passes through, no retry would help.
+- The set-up's: SandboxUnavailable and EngineDead pass through, no retry would help.
 """
 
 from __future__ import annotations
@@ -51,16 +52,11 @@ class RolloutRunner:
     async def play(self, task: Task, key: RolloutKey, *, temperature: float) -> Trajectory:
         """The episode with its patch, or INFRA_ERROR when every attempt failed. Only ENV_KILLED has a reward
         already."""
-        before: Trajectory | None = None
         for attempt in range(self._parts.infra_retries + 1):
             self.retried += attempt > 0
             trajectory = await self._attempt(task, key, temperature)
             if trajectory.stop_reason is not StopReason.INFRA_ERROR:
                 break
-            if before is not None and _lost_at_same_action(before, trajectory):
-                trajectory = replace(trajectory, stop_reason=StopReason.ENV_KILLED)
-                break
-            before = trajectory
         if trajectory.stop_reason is StopReason.ENV_KILLED:
             return replace(trajectory, reward=_failed(task, "env_killed"))
         return trajectory
@@ -141,16 +137,6 @@ def _not_begun(key: RolloutKey, temperature: float) -> Trajectory:
         stop_reason=StopReason.INFRA_ERROR,
         temperature=temperature,
     )
-
-
-def _lost_at_same_action(first: Trajectory, second: Trajectory) -> bool:
-    """Both lost their sandbox while the same action ran after the same tokens: a replay that agrees, so the agent's
-    doing."""
-    if not (first.detail.startswith("SandboxLost") and second.detail.startswith("SandboxLost")):
-        return False
-    if not second.turns or second.turns[-1].tool_call is None:
-        return False
-    return first.token_ids == second.token_ids
 
 
 def _failed(task: Task, term: str) -> Reward:

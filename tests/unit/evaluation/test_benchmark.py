@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from swe_rl.errors import EngineError
+from swe_rl.errors import EngineError, SweRlError
 from swe_rl.evaluation import evaluate
 from swe_rl.testing import make_task
 from tests.unit.rollout.fakes import FIX, SUBMIT, World, make_collector
@@ -58,9 +58,15 @@ async def test_ranks_are_gathered() -> None:
     assert got.success == pytest.approx((2 + 1 + 0 + 2) / 8)
 
 
-async def test_nothing_finished_is_nan_not_zero() -> None:
+async def test_nothing_but_losses_is_an_error_and_no_number() -> None:
     collector, _ = make_collector(World(), lambda session, turn: EngineError("down"), infra_retries=0)
+    with pytest.raises(SweRlError, match=r"all 2 attempts were lost.*down"):
+        await evaluate(collector, [make_task("a")], split="s", name="e", samples_per_task=2)
+
+
+async def test_no_attempt_at_all_is_nan_not_zero() -> None:
+    collector, _ = make_collector(World(), script)
+    collector.drain()
     got = await evaluate(collector, [make_task("a")], split="s", name="e", samples_per_task=2)
     assert math.isnan(got.success)
-    assert got.num_lost == 2
-    assert got.as_row()["num_samples"] == 0
+    assert (got.num_lost, got.as_row()["num_samples"]) == (0, 0)

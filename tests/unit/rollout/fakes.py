@@ -46,8 +46,10 @@ class World:
             files = {f"{task.workdir}/{path}": data for path, data in task.tree.items()}
             yield FakeSandbox(files, commands=self.commands)
         finally:
-            await asyncio.sleep(0)
-            self.alive -= 1
+            try:
+                await asyncio.sleep(0)
+            finally:  # also when cancelled while closing
+                self.alive -= 1
 
     async def extract_patch(self, sandbox: Sandbox, task: Task) -> bytes:
         if self.extract is not None:

@@ -12,10 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from swe_rl.errors import EngineError, InvariantError, PatchError, SandboxError, SandboxLost, SandboxUnavailable
+from swe_rl.errors import (
+    EngineDead,
+    EngineError,
+    InvariantError,
+    PatchError,
+    SandboxError,
+    SandboxLost,
+    SandboxUnavailable,
+)
 from swe_rl.rollout import Drained, Journal
-from swe_rl.testing import make_task
-from swe_rl.types import StopReason, Task, TrajectoryGroup
+from swe_rl.testing import exec_result, make_task
+from swe_rl.types import Reward, StopReason, Task, TrajectoryGroup
 from tests.unit.rollout.fakes import FIX, LOOK, SUBMIT, World, make_collector
 
 GOOD = [FIX, SUBMIT]
@@ -109,8 +117,17 @@ async def test_grading_trouble_is_no_reward() -> None:
     assert len(group.trajectories) == 1
 
 
-async def test_a_sandbox_lost_twice_at_the_same_action_is_the_agents_doing() -> None:
-    world = World(commands={"ls": SandboxLost("stream ended")})
+async def test_a_sandbox_lost_at_the_same_action_every_time_is_still_the_machines() -> None:
+    """As when the lease is shorter than the command: an outage of the set-up, never a 0."""
+    world = World(commands={"ls": SandboxLost("the sandbox ended: lease ended")})
+    collector, _ = make_collector(world, [LOOK, SUBMIT])
+    got = await collector.run_one(make_task(), 0, phase="rl", step=0)
+    assert (got.stop_reason, got.reward, world.opened) == (StopReason.INFRA_ERROR, None, 3)
+    assert "lease ended" in collector.stats.last_loss
+
+
+async def test_a_sandbox_that_says_the_agent_ended_it_scores_zero() -> None:
+    world = World(commands={"ls": exec_result("bye", outcome="lost")})
     collector, _ = make_collector(world, [LOOK, SUBMIT])
     got = await collector.run_one(make_task(), 0, phase="rl", step=0)
     assert got.stop_reason is StopReason.ENV_KILLED
@@ -118,7 +135,7 @@ async def test_a_sandbox_lost_twice_at_the_same_action_is_the_agents_doing() -> 
     assert got.reward.value == 0.0
     assert got.reward.terms == {"env_killed": 1.0}
     assert got.reward.tests_total == 2
-    assert world.opened == 2
+    assert world.opened == 1
 
 
 async def test_a_sandbox_lost_once_is_the_machines() -> None:
@@ -211,6 +228,33 @@ async def test_a_bug_is_raised_and_cancels_the_rest() -> None:
     assert len(asyncio.all_tasks()) == 1
 
 
+async def test_a_dead_engine_is_raised_at_once() -> None:
+    collector, _ = make_collector(World(), lambda session, turn: EngineDead("device lost"))
+    with pytest.raises(EngineDead):
+        await collector.collect_group(make_task(), 2, phase="rl", step=0)
+    assert collector.retried == 0
+
+
+async def test_a_crash_behind_the_first_group_does_not_wait_for_it() -> None:
+    never = asyncio.Event()
+
+    class Stuck(World):
+        async def grade(self, task: Task, patch: bytes) -> Reward:
+            if task.task_id == "t0":
+                await never.wait()
+            return await super().grade(task, patch)
+
+    world = Stuck()
+    collector, _ = make_collector(
+        world, lambda session, turn: InvariantError("drift") if "/t1/" in session else GOOD[turn]
+    )
+    groups = collector.groups([make_task(f"t{i}") for i in range(4)], group_size=2, phase="rl", step=0, ordered=True)
+    with pytest.raises(InvariantError, match="drift"):
+        await asyncio.wait_for(anext(groups), 5)
+    await groups.aclose()
+    assert world.alive == 0
+
+
 async def test_drain_finishes_what_runs_and_resume_repeats_nothing(tmp_path: Path) -> None:
     tasks = [make_task(f"t{i}") for i in range(5)]
 
@@ -241,6 +285,29 @@ async def test_drain_finishes_what_runs_and_resume_repeats_nothing(tmp_path: Pat
         for left, right in zip(one.trajectories, other.trajectories, strict=True):
             assert (left.turns, left.reward, left.patch) == (right.turns, right.reward, right.patch)
     journal.close()
+
+
+async def test_an_outage_in_a_step_can_be_resumed(tmp_path: Path) -> None:
+    """All of a step is lost, as when a disk is full; the next process plays it with new indices."""
+    tasks = [make_task("a"), make_task("b")]
+    for _ in range(2):  # the outage may last over a resume
+        journal = Journal(tmp_path)
+        down, _ = make_collector(
+            World(open_failures={n: SandboxError("disk full") for n in range(100)}), GOOD, journal=journal
+        )
+        lost = [g async for g in down.groups(tasks, group_size=3, phase="rl", step=0, ordered=True)]
+        assert [(group.trajectories, group.dropped) for group in lost] == [([], "infrastructure")] * 2
+        journal.close()
+    journal = Journal(tmp_path)
+    collector, policy = make_collector(World(), GOOD, journal=journal)
+    got = [g async for g in collector.groups(tasks, group_size=3, phase="rl", step=0, ordered=True)]
+    assert [[item.rollout_index for item in group.trajectories] for group in got] == [[12, 13, 14]] * 2
+    assert [[item.reward.value for item in group.trajectories if item.reward] for group in got] == [[1.0] * 3] * 2
+    assert (collector.stats.lost, collector.stats.reused) == (0, 0)
+    journal.close()
+    again, policy = make_collector(World(), GOOD, journal=Journal(tmp_path))
+    assert [g async for g in again.groups(tasks, group_size=3, phase="rl", step=0, ordered=True)] == got
+    assert policy.seeds == {}
 
 
 async def test_lost_rollouts_stay_lost_after_a_resume(tmp_path: Path) -> None:

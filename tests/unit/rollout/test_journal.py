@@ -18,6 +18,33 @@ from swe_rl.rollout.journal import read_journal
 from swe_rl.types import Completion, Reward, StopReason, ToolCall, Trajectory, Turn
 
 
+def test_reading_does_not_wait_for_a_write_of_another_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`get` runs on the event loop: a slow fsync elsewhere must not stop it."""
+    journal = Journal(tmp_path)
+    journal.append(RolloutKey("rl", 0, "t", 0), make_trajectory("t", 0))
+    syncing, go_on, sync = threading.Event(), threading.Event(), os.fsync
+
+    def slow(descriptor: int) -> None:
+        syncing.set()
+        assert go_on.wait(30)
+        sync(descriptor)
+
+    monkeypatch.setattr("swe_rl.rollout.journal.os.fsync", slow)
+    writer = threading.Thread(target=journal.append, args=(RolloutKey("rl", 0, "t", 1), make_trajectory("t", 1)))
+    writer.start()
+    assert syncing.wait(30)
+    reader = threading.Thread(target=journal.get, args=(RolloutKey("rl", 0, "t", 0),))
+    reader.start()
+    reader.join(5)
+    blocked = reader.is_alive()
+    unfinished = journal.get(RolloutKey("rl", 0, "t", 1)) if not blocked else None
+    go_on.set()
+    writer.join(30)
+    assert (blocked, unfinished) == (False, None)
+    assert journal.get(RolloutKey("rl", 0, "t", 1)) == make_trajectory("t", 1)
+    journal.close()
+
+
 def make_trajectory(task_id: str = "t", index: int = 0, *, seed: int = 0, reward: bool = True) -> Trajectory:
     """Random, awkward (empty turn list, odd texts, bytes that are no text); logprobs exact in fp32."""
     rng = random.Random(f"{task_id}/{index}/{seed}")
