@@ -12,8 +12,10 @@ import warnings
 from collections import deque
 from typing import Self
 
+from swe_rl.errors import ConfigError, SandboxError
 from swe_rl.sandbox.base_root import environment, shell_path
 from swe_rl.sandbox.owner import owner_label
+from swe_rl.sandbox.wire import refused
 from swe_rl.types import ExecResult, Outcome, SandboxSpec
 
 PREFIX = "swe-rl-bare-"
@@ -52,7 +54,8 @@ class _Capture:
 class BareSandbox:
     """Implements protocols.Sandbox without isolation. `workdir` is a copy in a temporary directory.
 
-    Time and output limits hold; memory, process and disk limits do not, and readonly_mounts are not visible.
+    Time and output limits hold; memory, process and disk limits do not. Paths of `cwd`, `read_file` and `write_file`
+    are inside the copy; a command itself sees the host's, so only relative paths in it mean the same in both modes.
     """
 
     def __init__(self, spec: SandboxSpec) -> None:
@@ -61,15 +64,24 @@ class BareSandbox:
         self._groups: set[int] = set()
 
     async def start(self) -> Self:
+        """Copies the layers. Raises ConfigError for a spec with readonly_mounts, SandboxError when copying fails."""
+        if self.spec.readonly_mounts:
+            place = self.spec.readonly_mounts[0][1]
+            raise ConfigError(f"sandbox.isolation=none cannot show {place}, which this task needs: use namespaces")
         warnings.warn(_WARNING, stacklevel=2)
+        try:
+            await asyncio.to_thread(self._make_root)
+        except (OSError, shutil.Error) as err:
+            await self.close()
+            raise SandboxError(f"the tree of the sandbox could not be copied: {err}") from err
+        return self
+
+    def _make_root(self) -> None:
         self._root = tempfile.mkdtemp(prefix=f"{PREFIX}{owner_label()}-")
         os.makedirs(self._host("/tmp"), exist_ok=True)
         os.makedirs(self._host(self.spec.workdir), exist_ok=True)
         for layer in reversed(self.spec.layers):
-            await asyncio.to_thread(
-                shutil.copytree, layer, self._host(self.spec.workdir), symlinks=True, dirs_exist_ok=True
-            )
-        return self
+            shutil.copytree(layer, self._host(self.spec.workdir), symlinks=True, dirs_exist_ok=True)
 
     def _host(self, path: str) -> str:
         return self._root + os.path.normpath(os.path.join(self.spec.workdir, path))
@@ -79,18 +91,10 @@ class BareSandbox:
     ) -> ExecResult:
         """As LocalSandbox.exec, but a time limit kills the process group only: a daemon in a new session escapes."""
         started = time.monotonic()
-        env = {**environment(self.spec), "HOME": self._root, "TMPDIR": self._host("/tmp")}
-        process = await asyncio.create_subprocess_exec(
-            shell_path(),
-            "-c",
-            command,
-            cwd=self._host(cwd or "."),
-            env=env,
-            start_new_session=True,
-            stdin=asyncio.subprocess.DEVNULL if stdin is None else asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
+        place = self._host(cwd or ".")
+        if not os.path.isdir(place) or not os.access(place, os.X_OK):  # an earlier command took it away
+            return refused(f"sandbox: cannot enter {cwd or self.spec.workdir}\n".encode())
+        process = await self._spawn(command, place, has_stdin=stdin is not None)
         self._groups.add(process.pid)
         limits = self.spec.limits
         out, err = _Capture(limits.output_bytes), _Capture(limits.output_bytes)
@@ -107,6 +111,22 @@ class BareSandbox:
             stdout_bytes=out.total,
             stderr_bytes=err.total,
         )
+
+    async def _spawn(self, command: str, cwd: str, *, has_stdin: bool) -> asyncio.subprocess.Process:
+        try:
+            return await asyncio.create_subprocess_exec(
+                shell_path(),
+                "-c",
+                command,
+                cwd=cwd,
+                env={**environment(self.spec), "HOME": self._root, "TMPDIR": self._host("/tmp")},
+                start_new_session=True,
+                stdin=asyncio.subprocess.PIPE if has_stdin else asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+        except OSError as err:
+            raise SandboxError(f"a command could not be started: {err}") from err
 
     async def _follow(
         self,

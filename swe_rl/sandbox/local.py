@@ -62,18 +62,31 @@ class LocalSandbox:
         Raises SandboxUnavailable when this machine cannot make sandboxes, SandboxError for any other failure.
         """
         check_spec(self.spec)
+        try:
+            await self._start(copy_from)
+        except TimeoutError as err:
+            await self.close()
+            raise SandboxError(f"the sandbox was not ready after {READY_S:.0f} s") from err
+        except OSError as err:  # no descriptors, processes or memory left just now
+            await self.close()
+            raise SandboxError(f"the sandbox could not be started: {err}") from err
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def _start(self, copy_from: int | None) -> None:
         cgroup = new_group() if self._use_cgroup else None
         body = setup_body(self.spec, cgroup=cgroup, flags=self._flags)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self._launcher = spawn(theirs)
+            with theirs:
+                self._launcher = spawn(theirs)
+            self._watch_launcher(cgroup[0] if cgroup else None)
+            self._channel = Channel(ours, on_frame=self._on_frame, on_end=self._on_end)
         except BaseException:
             ours.close()
             raise
-        finally:
-            theirs.close()
-        self._watch_launcher(cgroup[0] if cgroup else None)
-        self._channel = Channel(ours, on_frame=self._on_frame, on_end=self._on_end)
         ready = self._expect(0)
         try:
             fds = [] if copy_from is None else [copy_from]
@@ -81,17 +94,10 @@ class LocalSandbox:
             socket.send_fds(ours, [head], fds)
             self._channel.send(rest)
             frame = await asyncio.wait_for(ready, READY_S)
-            if frame.kind == wire.FAILED:
-                raise failure_of(frame.body)
-        except TimeoutError as err:
-            await self.close()
-            raise SandboxError(f"the sandbox was not ready after {READY_S:.0f} s") from err
-        except BaseException:
-            await self.close()
-            raise
         finally:
             self._requests.pop(0, None)
-        return self
+        if frame.kind == wire.FAILED:
+            raise failure_of(frame.body)
 
     async def close(self) -> None:
         """Ends the sandbox and waits until its processes and mounts are gone. Idempotent."""
@@ -127,9 +133,9 @@ class LocalSandbox:
         """
         encoded = command.encode("utf-8", "surrogateescape")
         if b"\0" in encoded:
-            return _refused(b"sandbox: the command contains a NUL byte\n")
+            return wire.refused(b"sandbox: the command contains a NUL byte\n")
         if len(encoded) > wire.MAX_BODY // 2:
-            return _refused(b"sandbox: the command is longer than 4 MiB\n")
+            return wire.refused(b"sandbox: the command is longer than 4 MiB\n")
         limits = self.spec.limits
         limit_s = limits.command_s if timeout_s is None else timeout_s
         body = wire.exec_body(
@@ -257,8 +263,13 @@ class LocalSandbox:
     def _watch_launcher(self, cgroup: str | None) -> None:
         """Reaps the launcher when it exits; asyncio's own child watcher would cost a thread per sandbox."""
         loop = asyncio.get_running_loop()
+        try:
+            pid_fd = os.pidfd_open(self._launcher)
+        except OSError:
+            os.kill(self._launcher, signal.SIGKILL)  # it has started nothing yet
+            os.waitpid(self._launcher, 0)
+            raise
         gone = self._launcher_gone = loop.create_future()
-        pid_fd = os.pidfd_open(self._launcher)
 
         def exited() -> None:
             loop.remove_reader(pid_fd)
@@ -274,18 +285,6 @@ class LocalSandbox:
                 gone.set_result(None)
 
         loop.add_reader(pid_fd, exited)
-
-
-def _refused(message: bytes) -> ExecResult:
-    return ExecResult(
-        exit_code=126,
-        stdout=b"",
-        stderr=message,
-        outcome="nonzero",
-        duration_s=0.0,
-        stdout_bytes=0,
-        stderr_bytes=len(message),
-    )
 
 
 def _raise_errno(body: bytes, path: str) -> None:

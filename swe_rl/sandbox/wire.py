@@ -104,3 +104,16 @@ def parse_result(body: bytes) -> ExecResult:
         stdout_bytes=out_total,
         stderr_bytes=err_total,
     )
+
+
+def refused(message: bytes) -> ExecResult:
+    """The result of a command that was never started."""
+    return ExecResult(
+        exit_code=126,
+        stdout=b"",
+        stderr=message,
+        outcome="nonzero",
+        duration_s=0.0,
+        stdout_bytes=0,
+        stderr_bytes=len(message),
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import shutil
@@ -447,6 +448,35 @@ async def test_pool_bounds_how_many_are_alive() -> None:
         SandboxPool(0)
 
 
+@pytest.mark.parametrize("call", ["socket.socketpair", "spawn", "os.pidfd_open", "socket.send_fds"])
+async def test_a_machine_short_of_descriptors_is_sandbox_trouble(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """EMFILE, EAGAIN, ENOMEM while starting: another attempt may do, so it must not end the run. Nothing leaks."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    before = set(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr(f"swe_rl.sandbox.local.{call}", fail)
+        with pytest.raises(SandboxError, match="Too many open files"):
+            async with open_sandbox(SPEC):
+                pass
+    assert set(os.listdir("/proc/self/fd")) == before
+    async with open_sandbox(SPEC) as sandbox:
+        assert await out(sandbox, "echo x") == b"x\n"
+
+
+async def test_isolation_none_refuses_what_it_cannot_show(layer: Path) -> None:
+    spec = SandboxSpec(readonly_mounts=((str(layer), "/opt/x"),), isolation="none")
+    with pytest.raises(ConfigError, match="namespaces"):
+        async with open_sandbox(spec):
+            pass
+    gone = SandboxSpec(layers=(str(layer / "nothing"),), isolation="none")
+    with pytest.warns(UserWarning, match="UNPROTECTED"), pytest.raises(SandboxError, match="copied"):
+        async with open_sandbox(gone):
+            pass
+
+
 async def test_isolation_none_works_and_warns(layer: Path) -> None:
     limits = Limits(command_s=5, output_bytes=1000, output_kill_bytes=1 << 20)
     spec = SandboxSpec(layers=(str(layer),), isolation="none", limits=limits)
@@ -463,6 +493,8 @@ async def _use_without_isolation(spec: SandboxSpec) -> None:
         assert (await sandbox.exec("kill -9 $$")).exit_code == 137
         assert (await sandbox.exec("cat", stdin=b"in")).stdout == b"in"
         await sandbox.write_file("/testbed/n/x", b"1")
+        lost = await sandbox.exec("true", cwd="none")
+        assert (lost.exit_code, lost.outcome) == (126, "nonzero")
         other = await sandbox.fork()
         assert await other.read_file("n/x") == b"1"
         await other.close()
