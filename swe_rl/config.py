@@ -422,7 +422,8 @@ def _validate_rl(cfg: TrainConfig) -> None:
     if cfg.algo.correction != "none" and cfg.rollout.max_staleness > 0:
         raise ConfigError(
             f"algo.correction={cfg.algo.correction} does nothing with rollout.max_staleness="
-            f"{cfg.rollout.max_staleness}: the ratio is already taken against the engine's logprobs; set algo.correction=none"
+            f"{cfg.rollout.max_staleness}: the ratio is taken against the engine's logprobs already; "
+            "set algo.correction=none"
         )
 
 

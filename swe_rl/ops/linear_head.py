@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import logging
+from typing import Unpack
 
 from torch import Tensor
 
 from swe_rl.errors import ConfigError
 from swe_rl.ops import reference
+from swe_rl.ops.token_loss import LossTerms
 
 IMPLS = {"reference": reference}
 KNOWN_IMPLS = ("auto", "reference", "cpu", "triton")
@@ -51,24 +53,17 @@ def linear_policy_loss(
     advantages: Tensor,
     loss_mask: Tensor,
     token_weights: Tensor,
-    old_logprobs: Tensor | None = None,
-    rollout_logprobs: Tensor | None = None,
-    clip_low: float = 0.2,
-    clip_high: float = 0.28,
-    ratio_rule: str = "ppo",
-    correction: str = "none",
-    correction_cap: float = 2.0,
-    sequence_coeff: Tensor | None = None,
-    ref_logprobs: Tensor | None = None,
-    kl_coeff: float = 0.0,
     temperature: float | Tensor = 1.0,
-    entropy_coeff: float = 0.0,
     impl: str = "auto",
+    **terms: Unpack[LossTerms],
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Sum over trained t of token_weights[t] * loss[t], with the maths of ops.token_loss.
 
     hidden [T, H], weight [V, H], everything else [T] aligned to `labels` (already shifted); loss_mask bool selects
     the T_trained rows first, so that masked slots may hold anything. token_weights fp32 hold every normaliser.
+    terms: old_logprobs, rollout_logprobs, sequence_coeff, ref_logprobs (each [T] or None), and the rules of
+    token_loss.token_loss with its defaults: clip_low=0.2, clip_high=0.28, ratio_rule="ppo", correction="none",
+    correction_cap=2.0, kl_coeff=0.0, entropy_coeff=0.0.
     Returns (loss scalar, stats: detached [T_trained] logprobs, entropy, ratio, clipped).
     Raises ConfigError for a bad `impl`, ValueError for rules that do not fit together.
     """
@@ -79,16 +74,6 @@ def linear_policy_loss(
         advantages=advantages,
         loss_mask=loss_mask,
         token_weights=token_weights,
-        old_logprobs=old_logprobs,
-        rollout_logprobs=rollout_logprobs,
-        clip_low=clip_low,
-        clip_high=clip_high,
-        ratio_rule=ratio_rule,
-        correction=correction,
-        correction_cap=correction_cap,
-        sequence_coeff=sequence_coeff,
-        ref_logprobs=ref_logprobs,
-        kl_coeff=kl_coeff,
         temperature=temperature,
-        entropy_coeff=entropy_coeff,
+        **terms,
     )

@@ -6,7 +6,7 @@ Letters: T tokens, H hidden, V vocabulary, C rows of a chunk. Sums are in fp32 (
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -116,37 +116,23 @@ def linear_policy_loss(
     advantages: Tensor,
     loss_mask: Tensor,
     token_weights: Tensor,
-    old_logprobs: Tensor | None = None,
-    rollout_logprobs: Tensor | None = None,
-    sequence_coeff: Tensor | None = None,
-    ref_logprobs: Tensor | None = None,
     temperature: float | Tensor = 1.0,
-    **rules: Any,
+    **terms: Unpack[token_loss.LossTerms],
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Sum over trained t of token_weights[t] * loss[t]; `rules` are those of token_loss.token_loss.
+    """Sum over trained t of token_weights[t] * loss[t]; arguments as in linear_head.linear_policy_loss.
 
     Rows are selected by `loss_mask` before anything else, so that whatever stands in masked slots is never read
     and only trained rows meet the [V, H] weight. Without trained rows the loss is 0 and still differentiable.
     """
     rows = loss_mask.nonzero(as_tuple=True)[0]
-
-    def take(values: Tensor | None) -> Tensor | None:
-        return None if values is None else values.index_select(0, rows)
-
     logprobs, entropy = linear_logprob(
         hidden.index_select(0, rows),
         weight,
         labels.index_select(0, rows),
         temperature=temperature.index_select(0, rows) if isinstance(temperature, Tensor) else temperature,
     )
+    chosen: Any = {n: v.index_select(0, rows) if isinstance(v, Tensor) else v for n, v in terms.items()}
     losses, stats = token_loss.token_loss(
-        logprobs,
-        entropy=entropy,
-        advantages=advantages.index_select(0, rows),
-        old_logprobs=take(old_logprobs),
-        rollout_logprobs=take(rollout_logprobs),
-        sequence_coeff=take(sequence_coeff),
-        ref_logprobs=take(ref_logprobs),
-        **rules,
+        logprobs, entropy=entropy, advantages=advantages.index_select(0, rows), **chosen
     )
     return (losses * token_weights.index_select(0, rows)).sum(), stats

@@ -7,12 +7,35 @@ of the trainer/engine mismatch (token level), k3 estimator of KL(policy || refer
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 import torch
 from torch import Tensor
 
 RATIO_RULES = ("ppo", "on_policy", "cross_entropy")
 CORRECTIONS = ("none", "tis")
 MAX_LOG_RATIO = 20.0  # exp(20) = 4.9e8: beyond it a ratio means nothing and could overflow
+
+
+class LossRules(TypedDict, total=False):
+    """Keyword arguments of token_loss that are numbers or names; its signature has the defaults."""
+
+    clip_low: float
+    clip_high: float
+    ratio_rule: str  # one of RATIO_RULES
+    correction: str  # one of CORRECTIONS
+    correction_cap: float
+    kl_coeff: float
+    entropy_coeff: float
+
+
+class LossTerms(LossRules, total=False):
+    """What linear_policy_loss takes beside its own arguments: the rules, and [T] tensors of all rows."""
+
+    old_logprobs: Tensor | None
+    rollout_logprobs: Tensor | None
+    sequence_coeff: Tensor | None
+    ref_logprobs: Tensor | None
 
 
 def log_ratio(numerator: Tensor, denominator: Tensor) -> Tensor:

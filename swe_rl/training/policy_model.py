@@ -7,7 +7,7 @@ never on its own: outside, `head.weight` would be this rank's shard.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from swe_rl import ops
 from swe_rl.config import AlgoConfig
 from swe_rl.errors import ConfigError
 from swe_rl.models.forward import head_weight, packed_forward
+from swe_rl.ops.token_loss import LossRules
 from swe_rl.types import PackedBatch
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 OBJECTIVES = ("policy_gradient", "cross_entropy")
 
 
-def loss_rules(algo: AlgoConfig, objective: str, *, has_old: bool) -> dict[str, Any]:
+def loss_rules(algo: AlgoConfig, objective: str, *, has_old: bool) -> LossRules:
     """Keyword arguments of ops.linear_policy_loss that do not depend on the batch's values.
 
     cross_entropy is plain supervised learning: clip, correction, KL and entropy terms belong to policy gradients.

