@@ -1,17 +1,22 @@
 """Where the samples of a phase come from: demonstrations, rollouts that passed, or fresh rollouts with advantages.
 
 A stream yields the samples of one optimiser step after the other, this rank's share of them. When the consumer asks for
-the next step, it has trained and published the one before: that is what lets the on-policy stream go on.
+the next step, it has trained and published the one before: that is what lets the on-policy stream go on. Under torchrun
+all ranks ask together, and a stream ends on all of them at the same step.
+
+A module of its own, on one row with evaluation: it knows rollouts and batches, but neither trainer nor engine.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from statistics import fmean
+from typing import Any
 
 from swe_rl.algorithms.advantages import compute_advantages
 from swe_rl.algorithms.filters import filter_group, is_masked
@@ -22,6 +27,7 @@ from swe_rl.errors import ConfigError, SandboxError
 from swe_rl.rollout.buffer import RolloutBuffer
 from swe_rl.rollout.collector import Collector
 from swe_rl.rollout.seeds import stable_seed
+from swe_rl.rollout.statistics import Losses, rollout_metrics, rollout_sums, total
 from swe_rl.types import Task, TrainSample, Trajectory, TrajectoryGroup
 
 log = logging.getLogger(__name__)
@@ -31,7 +37,7 @@ log = logging.getLogger(__name__)
 class StepSamples:
     step: int  # optimiser step within the phase, from 0
     samples: list[TrainSample]  # of this rank
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)  # over all ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +46,16 @@ class Share:
 
     rank: int = 0
     world_size: int = 1
-    gather: Callable[[list[Trajectory]], list[Trajectory]] = list  # concatenation over ranks, the same on each
+    gather: Callable[[list[Any]], list[Any]] = list  # concatenation in the order of ranks, on each; collective
 
     def of(self, items: Sequence[Task]) -> list[Task]:
         return list(items[self.rank :: self.world_size])
+
+    async def all_of(self, trajectories: Sequence[Trajectory], tasks: Sequence[Task]) -> list[Trajectory]:
+        """The trajectories of all ranks in the order of `tasks` and indices, however many ranks made them."""
+        place = {task.task_id: index for index, task in enumerate(tasks)}
+        found = await asyncio.to_thread(self.gather, list(trajectories))
+        return sorted(found, key=lambda t: (place[t.task_id], t.rollout_index))
 
 
 def supervised_stream(
@@ -102,11 +114,13 @@ async def collect_passed(
         temperature=cfg.rollout.temperature,
         ordered=True,
     )
-    async for group in groups:
-        finished += group.trajectories
-    passed = [t for t in finished if t.reward is not None and t.reward.value >= 1.0]
-    counts = {"rollout/num_trajectories": float(len(finished)), "rollout/num_passed": float(len(passed))}
-    return share.gather(passed), counts
+    async with aclosing(groups):
+        async for group in groups:
+            finished += group.trajectories
+    all_finished = await share.all_of(finished, chosen)
+    passed = [t for t in all_finished if t.reward is not None and t.reward.value >= 1.0]
+    counts = {"rollout/num_trajectories": float(len(all_finished)), "rollout/num_passed": float(len(passed))}
+    return passed, counts
 
 
 async def rollout_stream(
@@ -135,17 +149,23 @@ async def rollout_stream(
                 temperature=cfg.rollout.temperature,
                 ordered=True,  # the order of sums in the gradient then does not depend on timing
             )
-            async for group in groups:
-                await buffer.put(group)
+            async with aclosing(groups):
+                async for group in groups:
+                    await buffer.put(group)
 
+    losses = Losses(collector)
     capacity = max(1, phase.tasks_per_step) * (1 + cfg.rollout.max_staleness)
     async with RolloutBuffer(max_staleness=cfg.rollout.max_staleness, capacity=capacity, version=first_step) as buffer:
         buffer.start(produce)
         for step, chosen in per_step.items():
             groups = await buffer.take(len(chosen))
-            if len(groups) < len(chosen):
-                return  # drained: what is finished is in the journal
-            yield with_credit(groups, cfg.algo, step=step, seed=cfg.seed)
+            whole = await asyncio.to_thread(share.gather, [len(groups) == len(chosen)])
+            if not all(whole):
+                return  # drained, here or on another rank: what is finished is in the journal
+            lost = losses.since_last()
+            yield await asyncio.to_thread(
+                with_credit, groups, cfg.algo, step=step, seed=cfg.seed, share=share, lost=lost
+            )
             await buffer.advance(step + 1)
 
 
@@ -163,40 +183,45 @@ def step_tasks(tasks: Sequence[Task], *, step: int, count: int, seed: int, phase
     return order[place * count : (place + 1) * count]
 
 
-def with_credit(groups: Sequence[TrajectoryGroup], algo: AlgoConfig, *, step: int, seed: int) -> StepSamples:
-    """Filters groups, assigns advantages, turns trajectories into samples. Raises SandboxError if nothing is left."""
-    counts: Counter[str] = Counter()
+def with_credit(
+    groups: Sequence[TrajectoryGroup],
+    algo: AlgoConfig,
+    *,
+    step: int,
+    seed: int,
+    share: Share | None = None,
+    lost: dict[str, int] | None = None,
+) -> StepSamples:
+    """Filters groups, assigns advantages, turns trajectories into samples. Collective: metrics are over all ranks.
+
+    `lost` counts rollouts lost and attempts retried. Raises SandboxError if no rank has a rollout.
+    """
+    share = share or Share()
+    counts: Counter[str] = Counter(lost or {})
     rows: list[tuple[Trajectory, float]] = []
     for group in groups:
         kept, found = filter_group(group, stop_reasons=algo.stop_reasons, drop_uniform=algo.drop_uniform_groups)
         counts.update(found)
         if kept.dropped is None:
             rows += zip(kept.trajectories, compute_advantages(kept, algo.advantage), strict=True)
-    if all(not group.trajectories for group in groups):
+    sums = total(share.gather([rollout_sums(groups, counts)]))
+    if not sums["trajectories"]:
         raise SandboxError("every rollout of this step was lost to infrastructure trouble")
     if algo.permute_advantages:
-        shuffled = [advantage for _, advantage in rows]
-        random.Random(stable_seed("permute", seed, step)).shuffle(shuffled)
-        rows = [(trajectory, value) for (trajectory, _), value in zip(rows, shuffled, strict=True)]
+        rows = _permuted(rows, seed=stable_seed("permute", seed, step), share=share)
     samples = [
         sample
         for trajectory, advantage in rows
         for sample in to_samples(trajectory, advantage, trained=not is_masked(trajectory, algo.stop_reasons))
     ]
-    return StepSamples(step=step, samples=samples, metrics=_rollout_metrics(groups, counts))
+    return StepSamples(step=step, samples=samples, metrics=rollout_metrics(sums))
 
 
-def _rollout_metrics(groups: Sequence[TrajectoryGroup], counts: Counter[str]) -> dict[str, float]:
-    trajectories = [t for group in groups for t in group.trajectories]
-    rewards = [t.reward.value for t in trajectories if t.reward is not None]
-    metrics = {
-        f"rollout/{name}": float(counts[name])
-        for name in ("solve_none", "solve_all", "solve_partial", "masked", "singleton")
-    }
-    metrics["rollout/reward_mean"] = fmean(rewards) if rewards else 0.0
-    metrics["rollout/num_turns_mean"] = fmean(len(t.turns) for t in trajectories)
-    metrics["rollout/num_tokens_mean"] = fmean(len(t.token_ids) for t in trajectories)
-    metrics["rollout/format_error_rate"] = fmean(turn.format_error for t in trajectories for turn in t.turns)
-    for reason, count in Counter(str(t.stop_reason) for t in trajectories).items():
-        metrics[f"stop_reason/{reason}"] = float(count)
-    return metrics
+def _permuted(rows: Sequence[tuple[Trajectory, float]], *, seed: int, share: Share) -> list[tuple[Trajectory, float]]:
+    """The rows of this rank with advantages shuffled over the whole batch, all ranks together."""
+    parts = share.gather([[advantage for _, advantage in rows]])
+    shuffled = [advantage for part in parts for advantage in part]
+    random.Random(seed).shuffle(shuffled)
+    start = sum(len(part) for part in parts[: share.rank])
+    own = shuffled[start : start + len(rows)]
+    return [(trajectory, value) for (trajectory, _), value in zip(rows, own, strict=True)]

@@ -14,8 +14,9 @@ import torch
 
 from swe_rl.agents.rendering import ChatRenderer
 from swe_rl.cli.paths import cache_dir
+from swe_rl.cli.preflight import check_cache, check_counts
 from swe_rl.config import PhaseConfig, TrainConfig
-from swe_rl.errors import ConfigError
+from swe_rl.errors import CheckpointError, ConfigError
 from swe_rl.inference import EmbeddedEngine
 from swe_rl.metrics import open_metrics
 from swe_rl.models import nano_corpus
@@ -48,17 +49,22 @@ async def open_run(cfg: TrainConfig, *, label: str, config_yaml: str) -> AsyncIt
         stack.callback(mesh.shutdown)
         share = Share(rank=mesh.rank(), world_size=mesh.world_size(), gather=mesh.gather_objects)
         train_tasks, eval_tasks = load_task_sets(cfg)
+        check_counts(cfg, num_tasks=len(train_tasks), world_size=share.world_size)
         model, tokenizer = load_policy(cfg)
-        backend = TorchBackend(model, cfg.trainer, algo=cfg.algo, device=device, dtype=getattr(torch, cfg.model.dtype))
-        run_dir = name_run_dir(cfg, label=label, config_yaml=config_yaml)
+        renderer = ChatRenderer(tokenizer)
+        check_cache(cfg, model.config, device=device)
+        model.to(device)
         engine = EmbeddedEngine(model, cfg.engine, max_context=cfg.agent.max_context_tokens)
         stack.push_async_callback(engine.close)
+        # After the engine: it copies the model, which a sharded one does not allow.
+        backend = TorchBackend(model, cfg.trainer, algo=cfg.algo, device=device, dtype=getattr(torch, cfg.model.dtype))
+        run_dir = name_run_dir(cfg, label=label, config_yaml=config_yaml)
         journal = Journal(run_dir.rollouts if share.world_size == 1 else run_dir.rollouts / f"rank{share.rank}")
         stack.callback(journal.close)
         metrics = stack.enter_context(open_metrics(run_dir.path, rank=share.rank))
         pool = SandboxPool(cfg.sandbox.concurrency)
         progress = RolloutProgress(metrics)
-        parts = Parts(pool=pool, renderer=ChatRenderer(tokenizer), trees=cache_dir() / "trees", progress=progress)
+        parts = Parts(pool=pool, renderer=renderer, trees=cache_dir() / "trees", progress=progress)
         run = Run(
             cfg=cfg,
             dir=run_dir,
@@ -70,7 +76,7 @@ async def open_run(cfg: TrainConfig, *, label: str, config_yaml: str) -> AsyncIt
             train_tasks=train_tasks,
             eval_tasks=eval_tasks,
             make_collector=partial(make_collector, parts=parts, policy=engine, journal=journal),
-            demonstrate=partial(demonstrate, parts=parts, tasks=train_tasks),
+            demonstrate=partial(demonstrate, parts=parts),
             metrics=metrics,
             progress=progress,
             share=share,
@@ -123,7 +129,10 @@ def name_run_dir(cfg: TrainConfig, *, label: str, config_yaml: str) -> RunDir:
     path, problem = "", ""
     if mesh.is_main():
         try:
-            path = str(open_run_dir(cfg.run_dir, label=label, resume=cfg.resume, config_yaml=config_yaml).path)
+            found = open_run_dir(
+                cfg.run_dir, label=label, resume=cfg.resume, config_yaml=config_yaml, world_size=mesh.world_size()
+            )
+            path = str(found.path)
         except ConfigError as err:
             problem = str(err)
     path, problem = mesh.broadcast_object((path, problem))
@@ -133,9 +142,16 @@ def name_run_dir(cfg: TrainConfig, *, label: str, config_yaml: str) -> RunDir:
 
 
 def restore(run: Run) -> None:
-    """Continues from the latest checkpoint of the directory, if resuming and there is one."""
-    path = checkpoint.latest(run.dir.path) if run.cfg.resume else None
+    """Continues from the latest checkpoint of the directory, if resuming and there is one.
+
+    A run killed before its first checkpoint has none: it starts over, with the rollouts that are in the journal.
+    Raises CheckpointError when the checkpoints of a run that was further are gone.
+    """
+    path = mesh.broadcast_object(checkpoint.latest(run.dir.path) if run.cfg.resume else None)
     if path is None:
+        lost = [phase.name for phase in run.cfg.phases[1:] if run.cfg.resume and run.dir.has_rollouts(phase.name)]
+        if lost:
+            raise CheckpointError(f"{run.dir.path} has rollouts of phase {lost[0]}, but no checkpoint: it was removed")
         return
     saved = checkpoint.load(path)
     run.position = Position(**saved.counters)
@@ -158,11 +174,11 @@ def make_collector(
     )
 
 
-async def demonstrate(
-    phase: PhaseConfig, cfg: TrainConfig, share: Share, *, parts: Parts, tasks: list[Task]
-) -> list[Trajectory]:
-    """Plays the demonstrations of a phase in real sandboxes, ungraded: imperfect ones are the point."""
-    chosen = share.of(step_tasks(tasks, step=0, count=phase.num_tasks, seed=cfg.seed, phase=phase.name))
+async def demonstrate(run: Run, phase: PhaseConfig, cfg: TrainConfig, *, parts: Parts) -> list[Trajectory]:
+    """Plays the demonstrations of a phase in real sandboxes, ungraded: imperfect ones are the point. Of all ranks, in
+    the order of tasks; after an interrupt only those that had begun."""
+    tasks = step_tasks(run.train_tasks, step=0, count=phase.num_tasks, seed=cfg.seed, phase=phase.name)
+    chosen = run.share.of(tasks)
     scripts = {
         session: partial(_demonstrator, task, phase, seed=cfg.seed * 1_000_003 + attempt)
         for session, task, attempt in sessions(chosen, samples_per_task=phase.samples_per_task, phase=phase.name)
@@ -170,9 +186,10 @@ async def demonstrate(
     made = rollout_parts(cfg, pool=parts.pool, renderer=parts.renderer, trees=parts.trees)
     policy = DemonstratorPolicy(scripts, renderer=parts.renderer, action_format=made.action_format)
     collector = make_collector(cfg, parts=parts, policy=policy, journal=None, extract_patch=_no_patch, grade=_ungraded)
-    return share.gather(
-        await collect_demonstrations(collector, chosen, samples_per_task=phase.samples_per_task, phase=phase.name)
+    own = await collect_demonstrations(
+        run.use(collector), chosen, samples_per_task=phase.samples_per_task, phase=phase.name
     )
+    return await run.share.all_of(own, tasks)
 
 
 async def _no_patch(sandbox: Sandbox, task: Task) -> bytes:

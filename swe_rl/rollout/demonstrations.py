@@ -7,6 +7,7 @@ on their sampled tokens needs nothing of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
 from typing import Protocol
 
 from swe_rl.agents.formats import ActionFormat
@@ -84,11 +85,15 @@ def _passed(observation: str) -> bool:
 async def collect_demonstrations(
     collector: Collector, tasks: Sequence[Task], *, samples_per_task: int, phase: str
 ) -> list[Trajectory]:
-    """All attempts on all tasks, in the order of tasks and attempts, whatever order they finished in."""
+    """All attempts on all tasks, in the order of tasks and attempts, whatever order they finished in.
+
+    After `collector.drain` only what had finished until then.
+    """
     found: list[Trajectory] = []
     groups = collector.groups(tasks, group_size=samples_per_task, phase=phase, step=0, ordered=True)
-    async for group in groups:
-        found += group.trajectories
+    async with aclosing(groups):
+        async for group in groups:
+            found += group.trajectories
     return found
 
 

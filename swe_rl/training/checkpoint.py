@@ -26,7 +26,7 @@ from swe_rl.training import mesh
 
 FOLDER = "checkpoints"
 FORMAT = 1
-_NAME = re.compile(r"step-(\d{8,})")
+_NAME = re.compile(r"(?:\.replaced-)?step-(\d{8,})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,12 +152,16 @@ def _fresh(final: Path) -> Path:
 
 
 def _commit(temporary: Path, final: Path) -> None:
-    """Everything on disk, then one rename. An older directory of the same name steps aside and is then removed."""
+    """Everything on disk, then one rename. An older directory of the same name steps aside and is then removed.
+
+    Between the two renames only the one that stepped aside is there: `latest` takes it then, and until the new one is
+    in place nothing removes it.
+    """
     for path in [*temporary.rglob("*"), temporary]:
         _fsync(path)
     replaced = final.parent / f".replaced-{final.name}"
-    shutil.rmtree(replaced, ignore_errors=True)
     if final.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
         final.rename(replaced)
     temporary.rename(final)
     _fsync(final.parent)
@@ -173,11 +177,14 @@ def _fsync(path: Path) -> None:
 
 
 def _complete(folder: Path) -> list[Path]:
-    """Finished checkpoints, oldest first. state.json is the last file written, the rename comes after it."""
+    """Finished checkpoints, oldest first. state.json is the last file written, the rename comes after it.
+
+    Of a step that is there twice, one about to be removed, the proper name wins: it sorts behind the other.
+    """
     if not folder.is_dir():
         return []
     found = [(int(m.group(1)), p) for p in folder.iterdir() if (m := _NAME.fullmatch(p.name))]
-    return [path for _, path in sorted(found) if (path / "state.json").is_file()]
+    return list({step: path for step, path in sorted(found) if (path / "state.json").is_file()}.values())
 
 
 def _prune(folder: Path, *, keep: int, just_written: Path) -> None:

@@ -50,6 +50,13 @@ class MasterWeights:
         """Detached full tensors by name. Collective when sharded; otherwise views that the next step changes."""
         return {name: full_tensor(param) for name, param in self.params.items()}
 
+    def full_on_host(self, *, keep: bool) -> dict[str, Tensor]:
+        """As `full`, but gathered one by one into host memory, so that a model too large for one device can be saved.
+
+        Without `keep` this rank only takes part and returns nothing.
+        """
+        return gathered(self.params, keep=keep)
+
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Copies full tensors in. Raises CheckpointError when names or shapes do not fit."""
@@ -82,6 +89,16 @@ def full_tensor(value: Tensor) -> Tensor:
     """The whole of a possibly sharded tensor, detached. Collective when sharded."""
     value = value.detach()
     return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def gathered(values: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
+    """Full tensors by name, sharded ones on the host, one at a time; {} without `keep`. Collective when sharded."""
+    found: dict[str, Tensor] = {}
+    for name, value in values.items():
+        whole = full_tensor(value)
+        if keep:
+            found[name] = whole.cpu() if isinstance(value, DTensor) else whole
+    return found
 
 
 def like(param: Tensor, value: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from swe_rl.config import TrainerConfig
 from swe_rl.errors import CheckpointError, ConfigError
-from swe_rl.training.masters import full_tensor, like
+from swe_rl.training.masters import gathered, like
 
 OPTIMIZERS = ("adamw", "muon")
 
@@ -69,13 +69,12 @@ class NamedOptimizer:
         for optimizer in self._all:
             optimizer.zero_grad(set_to_none=True)
 
-    def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """Full tensors by parameter name and state key. Collective when sharded; views where it is not."""
-        state = {}
-        for name, param in self._params.items():
-            entries = self._owner(name).state.get(param, {})
-            state[name] = {key: full_tensor(value) for key, value in entries.items()}
-        return state
+    def state_dict(self, *, keep: bool = True) -> dict[str, dict[str, Tensor]]:
+        """Full tensors by parameter name and state key, empty without `keep`. Collective when sharded, and on the host
+        then; views where it is not."""
+        return {
+            name: gathered(self._owner(name).state.get(param, {}), keep=keep) for name, param in self._params.items()
+        }
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Raises CheckpointError when the state belongs to other parameters or another kind of optimiser."""

@@ -1,8 +1,9 @@
 """The directory of one run: resolved config, journals, rollouts, metrics, checkpoints, phase weights, final table.
 
-RUN/config.yaml               resolved configuration
-RUN/journal/rank<r>.journal   finished rollouts, fsynced, append-only
-RUN/rollouts/*.parquet        the same, compacted per optimiser step
+RUN/config.yaml               resolved configuration, written once: a resumed run must have the same
+RUN/world_size                number of ranks; a resumed run must have as many
+RUN/rollouts/*.journal        finished rollouts of the step under way, fsynced, append-only
+RUN/rollouts/*.parquet        the same, compacted per optimiser step; under torchrun both are in rollouts/rank<r>/
 RUN/metrics.jsonl, RUN/tb/    scalars
 RUN/checkpoints/step-<n>/     weights, optimiser, counters
 RUN/phases/<name>/            Hugging Face directory with the weights at the end of each phase
@@ -18,17 +19,18 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
+
+from omegaconf import OmegaConf
 
 from swe_rl.errors import ConfigError
+
+FREE_ON_RESUME = ("resume", "run_dir", "threads")  # the keys that a resumed run may have otherwise
 
 
 @dataclass(frozen=True, slots=True)
 class RunDir:
     path: Path
-
-    @property
-    def journal(self) -> Path:
-        return self.path / "journal"
 
     @property
     def rollouts(self) -> Path:
@@ -45,6 +47,10 @@ class RunDir:
     def phase_weights(self, phase: str) -> Path:
         return self.path / "phases" / phase
 
+    def has_rollouts(self, phase: str) -> bool:
+        """True if some rank has begun to train on rollouts of this phase."""
+        return any(self.rollouts.rglob(f"{quote(phase, safe='')}-[0-9][0-9][0-9][0-9][0-9][0-9].*"))
+
     def results(self) -> list[dict[str, Any]]:
         """Rows of the final table written so far."""
         if not self.results_file.exists():
@@ -58,11 +64,11 @@ class RunDir:
         write_atomic(self.results_file, json.dumps([*kept, *rows], indent=1).encode())
 
 
-def open_run_dir(path: str, *, label: str, resume: bool, config_yaml: str) -> RunDir:
+def open_run_dir(path: str, *, label: str, resume: bool, config_yaml: str, world_size: int = 1) -> RunDir:
     """Creates the directory (or reopens it with `resume`). Only rank 0 calls this; the others get its name.
 
-    Raises ConfigError when the directory already holds a run and `resume` is off, or holds none and it is on
-    with an explicit path.
+    Raises ConfigError when the directory already holds a run and `resume` is off, when it holds none and it is on, and
+    when the run to resume had another configuration or number of ranks.
     """
     resolved = Path(path) if path else _latest(label) if resume else _fresh(label)
     marker = resolved / "config.yaml"
@@ -75,10 +81,43 @@ def open_run_dir(path: str, *, label: str, resume: bool, config_yaml: str) -> Ru
             f"resume=true, but {resolved} holds no run (no config.yaml): drop resume=true to start one there"
         )
     run = RunDir(resolved.absolute())
-    for folder in (run.path, run.journal, run.rollouts, run.checkpoints):
+    if resume:
+        _check_same(run.path, config_yaml, world_size=world_size)
+        return run
+    for folder in (run.path, run.rollouts, run.checkpoints):
         folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(marker, config_yaml.encode())
+    write_atomic(run.path / "world_size", f"{world_size}\n".encode())
+    write_atomic(marker, config_yaml.encode())  # last: it makes the directory a run
     return run
+
+
+def _check_same(run_dir: Path, config_yaml: str, *, world_size: int) -> None:
+    """A run goes on as it began: another configuration would make its results those of neither."""
+    stored = (run_dir / "world_size").read_text().strip() if (run_dir / "world_size").exists() else "1"
+    if stored != str(world_size):
+        raise ConfigError(
+            f"resume=true: the run in {run_dir} has {stored} ranks, this one {world_size}: start as many processes"
+        )
+    before = _flat(OmegaConf.to_container(OmegaConf.create((run_dir / "config.yaml").read_text())))
+    now = _flat(OmegaConf.to_container(OmegaConf.create(config_yaml)))
+    for key in [*now, *(key for key in before if key not in now)]:
+        if key.split(".")[0] not in FREE_ON_RESUME and before.get(key) != now.get(key):
+            raise ConfigError(
+                f"resume=true: {key}={now.get(key)} is {before.get(key)} in the run in {run_dir}: "
+                "repeat its settings, or start a new run"
+            )
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Leaves by dotted key; members of a list go by their `name` (phases do have one), else by their place."""
+    if isinstance(value, dict) and value:
+        items = [(str(key), item) for key, item in value.items()]
+    elif isinstance(value, list) and value:
+        items = [(str(i.get("name", n)) if isinstance(i, dict) else str(n), i) for n, i in enumerate(value)]
+    else:
+        return {prefix: value}
+    flat = [_flat(item, f"{prefix}.{key}" if prefix else key) for key, item in items]
+    return {key: item for part in flat for key, item in part.items()}
 
 
 def write_atomic(path: Path, data: bytes) -> None:

@@ -63,6 +63,23 @@ class StepTotals:
         )
 
 
+def step_metrics(stats: StepStats) -> dict[str, float]:
+    """One optimiser step as metrics by name."""
+    return {
+        "train/loss": stats.loss,
+        "train/grad_norm": stats.grad_norm,
+        "train/skipped": float(stats.skipped),
+        "train/entropy": stats.entropy,
+        "train/ratio_clip_frac": stats.ratio_clip_frac,
+        "train/kl_rollout": stats.kl_rollout,
+        "train/logprob_abs_diff": stats.logprob_abs_diff,
+        "train/num_loss_tokens": float(stats.num_loss_tokens),
+        "train/num_tokens": float(stats.num_tokens),
+        "train/tokens_per_s": stats.tokens_per_s,
+        "train/peak_memory_bytes": float(stats.peak_memory_bytes),
+    }
+
+
 def peak_memory_bytes(device: torch.device) -> int:
     """Largest device allocation on a GPU, largest resident size of this process elsewhere."""
     if device.type == "cuda":

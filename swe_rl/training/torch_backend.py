@@ -200,11 +200,12 @@ class TorchBackend:
         """
         return self.masters.full()
 
-    def state_dict(self) -> Mapping[str, Any]:
-        """Weights, optimiser state, counters: full tensors that load under any number of ranks. Views, as weights()."""
+    def state_dict(self, *, keep: bool = True) -> Mapping[str, Any]:
+        """Weights, optimiser state, counters: full tensors that load under any number of ranks. Views, as weights();
+        sharded ones are gathered one by one into host memory, and without `keep` this rank does not hold them."""
         return {
-            "model": self.masters.full(),
-            "optimizer": self.optimizer.state_dict(),
+            "model": self.masters.full_on_host(keep=keep),
+            "optimizer": self.optimizer.state_dict(keep=keep),
             "step": self.step,
             "policy_version": self.policy_version,
             "num_skipped_steps": self.num_skipped_steps,

@@ -1,0 +1,54 @@
+"""What a configuration asks for against what is there: checked before a run directory exists or a phase has run."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from swe_rl.config import TrainConfig
+from swe_rl.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+def check_counts(cfg: TrainConfig, *, num_tasks: int, world_size: int) -> None:
+    """Raises ConfigError if a phase wants more training tasks at once than there are, or fewer than ranks."""
+    for phase in cfg.phases:
+        key = "tasks_per_step" if phase.data == "rollouts" else "num_tasks"
+        wanted = getattr(phase, key)
+        if wanted > num_tasks:
+            raise ConfigError(
+                f"phases.{phase.name}.{key}={wanted}, but there are {num_tasks} training tasks: lower it, or raise "
+                "task.num_train"
+            )
+        if phase.data == "rollouts" and wanted < world_size:
+            raise ConfigError(
+                f"phases.{phase.name}.{key}={wanted} leaves some of {world_size} ranks without a task: raise it, or "
+                "start fewer processes"
+            )
+
+
+def check_cache(cfg: TrainConfig, model_config: Any, *, device: torch.device) -> None:
+    """Raises ConfigError if the engine's keys and values cannot fit on `device`. model_config: of transformers."""
+    heads = model_config.num_attention_heads
+    head_dim = getattr(model_config, "head_dim", None) or model_config.hidden_size // heads
+    per_token = 2 * model_config.num_hidden_layers * model_config.num_key_value_heads * head_dim
+    slot = per_token * cfg.agent.max_context_tokens * ITEM_BYTES[cfg.engine.dtype]
+    free = _free_bytes(device)
+    if cfg.engine.num_slots * slot > free:
+        raise ConfigError(
+            f"engine.num_slots={cfg.engine.num_slots} of agent.max_context_tokens={cfg.agent.max_context_tokens} need "
+            f"{cfg.engine.num_slots * slot / 2**30:.1f} GiB for keys and values, {device} has {free / 2**30:.1f} GiB: "
+            f"a slot takes {slot / 2**30:.2f} GiB, lower one of the two"
+        )
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
