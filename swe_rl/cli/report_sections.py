@@ -21,7 +21,7 @@ class Curve:
 
 
 CURVES: tuple[Curve, ...] = (
-    Curve("mean reward of the rollouts", ("rollout/reward_mean",)),
+    Curve("rollouts: share that passes, and mean reward", ("rollout/success", "rollout/reward_mean")),
     Curve("groups solved: none, some, all", ("rollout/solve_none", "rollout/solve_partial", "rollout/solve_all")),
     Curve("loss", ("train/loss",)),
     Curve("entropy (nats per trained token)", ("train/entropy",)),
@@ -89,7 +89,7 @@ def configuration(run: RunData) -> str:
 
 
 def _success(row: dict[str, Any]) -> str:
-    number = row.get("n", row.get("num_tasks"))
+    number = row.get("num_tasks")
     count = f" <small>n={int(number)}</small>" if number is not None else ""
     error = float(row.get("stderr", math.nan))
     spread = f" ± {error:.3f}" if math.isfinite(error) else ""

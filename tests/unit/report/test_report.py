@@ -62,9 +62,9 @@ def run_dir(tmp_path: Path) -> Path:
     journal.compact("rl/x", 3)
     journal.close()
     rows = [
-        {"phase": "warm", "split": "heldout", "mode": "sampled", "success": 0.45, "stderr": 0.031, "n": 256},
-        {"phase": "rl", "split": "heldout", "mode": "sampled", "success": 0.875, "stderr": 0.0207, "n": 256},
-        {"phase": "rl", "split": "hard", "mode": "greedy", "success": 1, "stderr": math.nan, "n": 9},
+        {"phase": "warm", "split": "heldout", "mode": "sampled", "success": 0.45, "stderr": 0.031, "num_tasks": 256},
+        {"phase": "rl", "split": "heldout", "mode": "sampled", "success": 0.875, "stderr": 0.0207, "num_tasks": 256},
+        {"phase": "rl", "split": "hard", "mode": "greedy", "success": 1, "stderr": math.nan, "num_tasks": 9},
     ]
     (path / "results.json").write_text(json.dumps(rows))
     (path / "config.yaml").write_text(f"seed: 0\nname: '{EVIL}'\n")
@@ -97,7 +97,7 @@ def test_the_page_shows_the_numbers_of_every_part(run_dir: Path) -> None:
     assert "0.875 ± 0.021 n=256" in page.text
     assert "0.450 ± 0.031 n=256" in page.text
     assert "1.000 n=9" in page.text  # no standard error: none is invented
-    assert "mean reward of the rollouts" in page.text
+    assert "rollouts: share that passes, and mean reward" in page.text
     assert "extra/thing_s" in page.text
     assert "submitted" in page.text
     assert "max_turns" in page.text
@@ -172,7 +172,7 @@ def test_phases_share_the_axis_equally_however_long_they_are(tmp_path: Path) -> 
     middle, right = (52 + 410) / 2, 410
     assert ends[0][1] == pytest.approx(middle, abs=0.1)
     assert ends[1] == pytest.approx((middle + (right - middle) / 2, right), abs=0.1)
-    reward = re.search(r'aria-label="mean reward of the rollouts">.*?</svg>', html, flags=re.DOTALL)
+    reward = re.search(r'aria-label="rollouts: share that passes, and mean reward">.*?</svg>', html, flags=re.DOTALL)
     assert reward is not None
     assert "steps" not in reward.group()  # one phase: numbers on the axis
 
