@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Literal
 
 from swe_rl.errors import ConfigError
-from swe_rl.types import StopReason, Trajectory, TrajectoryGroup
+from swe_rl.types import Trajectory, TrajectoryGroup
 
 Action = Literal["keep", "mask", "drop"]
 ACTIONS: tuple[Action, ...] = ("keep", "mask", "drop")
