@@ -40,9 +40,8 @@ async def run_episode(
 ) -> Trajectory:
     """Plays `task` once; `seeds(turn)` seeds the sampling of each turn. The patch and the reward are still None.
 
-    Every ending is a StopReason, none is an exception: trouble of the sandbox or the engine gives INFRA_ERROR with the
-    turns so far. Only cancellation, InvariantError and EngineDead pass through. The policy's session is `trajectory_id` and is
-    released always.
+    Every ending is a StopReason: trouble of the sandbox or the engine is INFRA_ERROR with the turns so far. Only
+    cancellation, InvariantError and EngineDead pass through. The session `trajectory_id` is released always.
     """
     episode = _Episode(env, policy, renderer, action_format, Budget(limits), trajectory_id, seeds, temperature)
     try:

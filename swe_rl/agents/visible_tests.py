@@ -7,18 +7,9 @@ from collections.abc import Mapping
 
 from swe_rl.agents.observation import describe
 from swe_rl.protocols import Sandbox
-from swe_rl.tasks.test_runner import (
-    RUNNER_PATH,
-    Verdict,
-    command_line,
-    new_nonce,
-    parse_report,
-    run_input,
-    runner_source,
-)
+from swe_rl.tasks.test_runner import Verdict, run_tests
 from swe_rl.types import Task
 
-REPORT_PATH = "/tmp/.report"
 MAX_FAILURES = 3  # listed one by one
 
 
@@ -27,25 +18,15 @@ async def run_visible_tests(sandbox: Sandbox, *, task: Task) -> str:
     files = visible_test_files(task)
     if not files:
         return "no tests"
-    nonce = new_nonce()
-    command = command_line(task)
-    to_file = task.test_runner == "pytest"  # hundreds of tests: more than a sandbox keeps of an output
+    many = task.test_runner == "pytest"  # hundreds of tests: more than a sandbox keeps of an output
     try:
-        await sandbox.write_file(RUNNER_PATH, runner_source(task.test_runner).encode())
-        result = await sandbox.exec(
-            f"{command} >{REPORT_PATH}" if to_file else command,
-            cwd=task.workdir,
-            timeout_s=task.timeout_s,
-            stdin=run_input(nonce, files),
-        )
-        report = await sandbox.read_file(REPORT_PATH) if to_file else result.stdout
+        run = await run_tests(sandbox, task, files, limit_s=task.timeout_s, to_file=many)
     except OSError as err:  # the agent filled the disk or took /tmp away
         return f"the tests cannot be run: {err.strerror}"
-    results = parse_report(report, nonce=nonce)
-    if results is None:
-        return describe(result)
+    if run.verdicts is None:
+        return describe(run.result)
     unstable = frozenset(task.meta.get("unstable_tests", ()))  # known to fail or vary without any bug
-    return summarize({name: verdict for name, verdict in results.items() if name not in unstable})
+    return summarize({name: verdict for name, verdict in run.verdicts.items() if name not in unstable})
 
 
 def visible_test_files(task: Task) -> list[str]:

@@ -20,7 +20,7 @@ from swe_rl.curation.mutators import OPERATORS, Mutation, find_mutations, is_val
 from swe_rl.curation.pypi_issue import Behaviour, issue_text, pick_behaviours
 from swe_rl.curation.pypi_probe import Baseline, Probe
 from swe_rl.curation.pypi_sdist import Package
-from swe_rl.rewards import grade, grade_unfiltered
+from swe_rl.rewards import grade
 from swe_rl.tasks import materialize, task_spec, tree_commit, tree_diff
 from swe_rl.types import SandboxSpec, Task
 
@@ -148,7 +148,7 @@ async def _validate(workshop: Workshop, task: Task) -> Verdict:
     tree = await asyncio.to_thread(materialize, task, workshop.trees)
     spec = task_spec(task, SandboxSpec(), tree=tree)
     try:
-        nothing = await grade_unfiltered(task, b"", spec=spec)
+        nothing = await grade(task, b"", spec=spec, trusted=True)
         passing = {test for test, status in nothing.test_status.items() if status == "passed"}
         if passing != set(task.pass_to_pass):
             return "unstable"

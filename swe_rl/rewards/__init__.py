@@ -1,7 +1,7 @@
 """From what an agent left behind to a number: patch extraction, path policy, grading in a fresh sandbox."""
 
 from swe_rl.rewards.cache import ResultCache
-from swe_rl.rewards.grading import grade, grade_unfiltered
+from swe_rl.rewards.grading import grade
 from swe_rl.rewards.patch import extract_patch
 from swe_rl.rewards.policy import FilteredPatch, filter_patch, is_test_path
 
@@ -11,6 +11,5 @@ __all__ = [
     "extract_patch",
     "filter_patch",
     "grade",
-    "grade_unfiltered",
     "is_test_path",
 ]

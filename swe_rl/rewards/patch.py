@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 INLINE_BYTES = 8 << 10  # a diff up to this size comes back with the command itself
 CLEAN_ENV = (
-    "env -i PATH=/usr/local/bin:/usr/bin:/bin LC_ALL=C HOME=/nonexistent "
+    'env -i PATH="/usr/local/bin:/usr/bin:/bin:$PATH" LC_ALL=C HOME=/nonexistent '
     "GIT_CONFIG_NOSYSTEM=1 GIT_ATTR_NOSYSTEM=1 GIT_NO_REPLACE_OBJECTS=1"
 )
 
@@ -29,6 +29,9 @@ _JUNK = (
 )
 
 _EXIT_NO_BASE, _EXIT_NO_WORKDIR, _EXIT_ADD, _EXIT_DIFF, _EXIT_TOO_LARGE, _EXIT_TMP = 64, 65, 66, 67, 68, 69
+_NO_GIT = 127  # also "no shell": nothing of the agent's had a say
+_CANNOT_START = 126
+_AGENTS_LIMITS = (b"sandbox: process limit", b"sandbox: too many commands")  # its background jobs are in the way
 _REASONS = {
     _EXIT_NO_BASE: "no_base",
     _EXIT_NO_WORKDIR: "no_workdir",
@@ -38,11 +41,15 @@ _REASONS = {
     _EXIT_TMP: "no_space",
 }
 
+# Runs in the root directory. Every path is relative to it, since a sandbox without isolation has its root elsewhere.
 # Arguments: workdir, base commit ("": the root commit of HEAD), byte limit, inline limit, mode (fast, nested, import).
 _SCRIPT = r"""
-W=$1 BASE=$2 MAX=$3 INLINE=$4 MODE=$5
+command -v git >/dev/null || exit 127
+R=${PWD%/}
+W=$R/$1 BASE=$2 MAX=$3 INLINE=$4 MODE=$5
 umask 077
-T=$(mktemp -d /tmp/.diff.XXXXXX) || exit 69
+N=$(mktemp -d tmp/.diff.XXXXXX) || exit 69
+T=$R/$N
 mkdir -p "$T/g/objects/info" "$T/g/refs" "$T/g/info" || exit 69
 echo 'ref: refs/heads/none' >"$T/g/HEAD"
 echo '[core]' >"$T/g/config"
@@ -57,6 +64,7 @@ if [ "$MODE" != import ]; then
 fi
 export GIT_DIR="$T/g" GIT_WORK_TREE="$W" GIT_INDEX_FILE="$T/i"
 if [ "$MODE" = import ]; then
+  git version >/dev/null 2>&1 || exit 127
   git fast-import --quiet >/dev/null 2>&1 || exit 69
   BASE=refs/heads/base
 fi
@@ -79,7 +87,7 @@ git diff-index --cached --patch --binary --full-index --no-ext-diff --no-textcon
 SIZE=$(stat -c %s "$T/patch")
 if [ "$SIZE" -gt "$MAX" ]; then rm -rf "$T"; echo "$SIZE" >&2; exit 68; fi
 mv "$T/patch" "$T.patch" && rm -rf "$T"
-echo "$SIZE $T.patch" >&2
+echo "$SIZE /$N.patch" >&2
 [ "$SIZE" -gt "$INLINE" ] || exec cat "$T.patch"
 """
 
@@ -98,7 +106,8 @@ async def extract_patch(
     of test runs are not, nor is what the repository's own .gitignore names. `base_commit` "" takes the root commit of
     HEAD; `base_tree` (Task.tree) lets the diff survive an agent that destroyed `.git`.
 
-    Raises PatchError (the agent's doing; `reason` is too_large, no_base, no_workdir, unreadable, ...) and SandboxError.
+    Raises PatchError (the agent's doing; `reason` is too_large, no_base, no_workdir, unreadable, ...) and SandboxError
+    (the machine's: no git, or no time to finish).
     """
     result = await _run(sandbox, workdir, base_commit, max_bytes, mode="fast")
     if result.exit_code == _EXIT_NO_BASE and base_tree:
@@ -115,7 +124,7 @@ async def _run(
     sandbox: Sandbox, workdir: str, base: str, max_bytes: int, *, mode: str, stdin: bytes | None = None
 ) -> ExecResult:
     script = _SCRIPT.replace("$JUNK", " ".join(shlex.quote(name) for name in _JUNK.split()))
-    args = shlex.join([workdir, base, str(max_bytes), str(INLINE_BYTES), mode])
+    args = shlex.join([workdir.lstrip("/"), base, str(max_bytes), str(INLINE_BYTES), mode])
     shell = "bash" if mode != "fast" else "sh"  # NUL-separated reads need bash; plain sh starts faster
     return await sandbox.exec(f"exec {CLEAN_ENV} {shell} -c {shlex.quote(script)} diff {args}", cwd="/", stdin=stdin)
 
@@ -123,6 +132,10 @@ async def _run(
 async def _collect(sandbox: Sandbox, result: ExecResult) -> bytes:
     if result.outcome == "lost":
         raise SandboxLost("the sandbox ended while the patch was read")
+    if result.outcome == "timeout":  # a busy machine as likely as a huge tree
+        raise SandboxError(f"the diff was not made within {result.duration_s:.0f} s")
+    if _cannot_run(result):
+        raise SandboxError(f"the diff cannot be made here, is git installed? {result.stderr[-200:]!r}")
     if result.outcome not in ("ok", "nonzero"):
         raise PatchError(f"the diff could not be made: {result.outcome}", reason=result.outcome)
     detail = result.stderr.decode("utf-8", "replace").strip()
@@ -138,6 +151,12 @@ async def _collect(sandbox: Sandbox, result: ExecResult) -> bytes:
     if not size.isdigit() or len(patch) != int(size):
         raise SandboxError(f"the diff arrived incomplete: {len(patch)} bytes, announced {size!r}")
     return patch
+
+
+def _cannot_run(result: ExecResult) -> bool:
+    if result.exit_code == _CANNOT_START:
+        return not result.stderr.startswith(_AGENTS_LIMITS)
+    return result.exit_code == _NO_GIT
 
 
 def _import_stream(tree: Mapping[str, bytes]) -> bytes:

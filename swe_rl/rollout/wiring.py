@@ -16,7 +16,7 @@ from swe_rl.agents.rendering import ChatRenderer
 from swe_rl.config import SandboxConfig, TrainConfig
 from swe_rl.errors import SandboxError
 from swe_rl.protocols import Sandbox
-from swe_rl.rewards import extract_patch, grade
+from swe_rl.rewards import ResultCache, extract_patch, grade
 from swe_rl.rollout.runner import RolloutParts
 from swe_rl.tasks import materialize, task_spec
 from swe_rl.types import Limits, Reward, SandboxSpec, Task
@@ -30,7 +30,7 @@ class Pool(Protocol):
 
 def rollout_parts(cfg: TrainConfig, *, pool: Pool, renderer: ChatRenderer, trees: str | Path) -> RolloutParts:
     """Parts as configured. `pool` bounds the sandboxes of episodes and grading together; `trees` holds materialised
-    tasks."""
+    tasks. Equal patches of a task are graded once."""
     action_format = FORMATS[cfg.agent.action_format]
     environment = partial(SweEnvironment, prompt=load_prompt(cfg.agent.prompt), action_format=action_format)
 
@@ -48,11 +48,11 @@ def rollout_parts(cfg: TrainConfig, *, pool: Pool, renderer: ChatRenderer, trees
             base_tree=task.tree,
         )
 
+    limit_s, retries, cache = cfg.reward.grade_s, cfg.reward.grade_retries, ResultCache()
+
     async def score(task: Task, patch: bytes) -> Reward:
         spec = await _spec(task, cfg.sandbox, trees)
-        return await grade(
-            task, patch, spec=spec, timeout_s=cfg.reward.grade_s, retries=cfg.reward.grade_retries, pool=pool
-        )
+        return await grade(task, patch, spec=spec, timeout_s=limit_s, retries=retries, pool=pool, cache=cache)
 
     return RolloutParts(
         open_sandbox=open_sandbox,

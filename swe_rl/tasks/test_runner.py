@@ -1,9 +1,4 @@
-"""Host side of the test runners: the script, its command line, its input, and how to read its report.
-
-    nonce = new_nonce()
-    await sandbox.write_file(RUNNER_PATH, runner_source(task.test_runner).encode())
-    result = await sandbox.exec(command_line(task, remove_tests=True), stdin=run_input(nonce, ids), ...)
-    results = parse_report(result.stdout, nonce=nonce, ids=ids)
+"""Host side of the test runners: `run_tests` puts the script into a sandbox, starts it and reads its report.
 
 The scripts, and what each of them protects against: swe_rl/tasks/runner.
 """
@@ -11,25 +6,61 @@ The scripts, and what each of them protects against: swe_rl/tasks/runner.
 from __future__ import annotations
 
 import json
+import posixpath
 import secrets
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from swe_rl.protocols import Sandbox
 from swe_rl.tasks import runner
-from swe_rl.types import Task
+from swe_rl.types import ExecResult, Task
 
 if TYPE_CHECKING:
     RUNNER_SOURCE: str  # text of the script for plain test functions
 
-RUNNER_PATH = "/tmp/.runner.py"
+RUNNER_PATH, REPORT_PATH = "/tmp/.runner.py", "/tmp/.report"
+FUNCTION_S = 5.0  # of one plain test function; the script's own default
+PYTEST_SHARE = 0.25  # of Task.timeout_s for one test of pytest: it passed much faster when the task was made
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     status: str  # passed | failed | error | missing (skipped tests too)
     message: str = ""  # one short line
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerReport:
+    """How a run of the script ended, and what it reported."""
+
+    result: ExecResult
+    verdicts: Mapping[str, Verdict] | None  # by test id; None: the run came to no end
+
+
+async def run_tests(
+    sandbox: Sandbox,
+    task: Task,
+    ids: Sequence[str],
+    *,
+    limit_s: float,
+    remove_tests: bool = False,
+    to_file: bool = False,
+) -> RunnerReport:
+    """Runs test ids or test files in `task.workdir`, all of them within `limit_s`.
+
+    remove_tests: see `command_line`. to_file: the report goes through a file, for more tests than the sandbox keeps of
+    an output. Raises SandboxError, and OSError when the script or the report cannot be written or read.
+    """
+    nonce = new_nonce()
+    await sandbox.write_file(RUNNER_PATH, runner_source(task.test_runner).encode())
+    command = command_line(task, remove_tests=remove_tests)
+    if to_file:
+        command += " >" + shlex.quote(_from_workdir(task, REPORT_PATH))
+    result = await sandbox.exec(command, cwd=task.workdir, timeout_s=limit_s, stdin=run_input(nonce, ids))
+    report = await sandbox.read_file(REPORT_PATH) if to_file else result.stdout
+    return RunnerReport(result, parse_report(report, nonce=nonce, ids=ids))
 
 
 def __getattr__(name: str) -> str:
@@ -49,13 +80,25 @@ def new_nonce() -> str:
 
 
 def command_line(task: Task, *, remove_tests: bool = False, path: str = RUNNER_PATH) -> str:
-    """Starts the script, which reads `run_input` from its standard input.
+    """Starts the script, which reads `run_input` from its standard input, in `task.workdir`. Paths are relative to
+    it: a sandbox without isolation has its root elsewhere.
 
     remove_tests deletes the named test files once they are read, so that code under test cannot look up what is
     expected; "functions" only, pytest reads files while it runs.
     """
     removal = ["--remove-tests"] if remove_tests and task.test_runner == "functions" else []
-    return shlex.join(["python3", "-I", "-S", path, "--root", task.workdir, *removal, "-"])
+    limit = [] if seconds_per_test(task) == FUNCTION_S else ["--test-s", f"{seconds_per_test(task):g}"]
+    return shlex.join(["python3", "-I", "-S", _from_workdir(task, path), "--root", ".", *limit, *removal, "-"])
+
+
+def seconds_per_test(task: Task) -> float:
+    """Wall-clock limit of one test: meta["test_s"], else generous beside what a test of that kind takes."""
+    by_kind = FUNCTION_S if task.test_runner == "functions" else max(FUNCTION_S, PYTEST_SHARE * task.timeout_s)
+    return float(task.meta.get("test_s", by_kind))
+
+
+def _from_workdir(task: Task, path: str) -> str:
+    return posixpath.relpath(path, task.workdir)
 
 
 def run_input(nonce: str, ids: Sequence[str]) -> bytes:

@@ -21,8 +21,10 @@ Data are sent by marshal and checked to be plain on arrival, so that an object w
 The test files can be removed before the first worker starts (--remove-tests): expected values are then nowhere to read.
 
 "pytest" (pytest_tests.py): the reporter and one child with pytest and the code under test together. That code can end
-the child, print or patch what it likes: what does not arrive is missing, what arrives twice an error. It could still
-search its own process for the pipe and imitate pytest; whoever must exclude that uses "functions".
+the child, print or patch what it likes: what does not arrive is missing, what arrives twice an error. It could patch
+pytest, or search its own process for the pipe and imitate it; the grader therefore adds a test that must fail
+(rewards/grading.py), which exposes both unless the code tells that test from the others. Whoever must exclude that
+uses "functions".
 
 The modules here are ordinary ones; `bundle` joins them into the one file that a sandbox needs.
 """

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from host_sandbox import HostSandbox
 
-from swe_rl.errors import PatchError
+from swe_rl.errors import PatchError, SandboxError
 from swe_rl.rewards import extract_patch
+from swe_rl.rewards.patch import CLEAN_ENV
+from swe_rl.testing import exec_result
+from swe_rl.types import ExecResult
 
 BASE = {
     b"pkg/mod.py": b"def f(x):\n    return x\n",
@@ -47,6 +52,54 @@ def repo(tmp_path: Path) -> tuple[Path, str]:
     where = tmp_path / "testbed"
     where.mkdir()
     return where, write_base(where)
+
+
+class NoGit(HostSandbox):
+    """Its commands find everything but git."""
+
+    def __init__(self, bin_dir: Path) -> None:
+        super().__init__()
+        bin_dir.mkdir()
+        for name in ("sh", "bash", "env", "mktemp", "mkdir", "rm", "head"):
+            (bin_dir / name).symlink_to(shutil.which(name) or "")
+        self.path = bin_dir
+
+    async def exec(self, command: str, **options: Any) -> ExecResult:
+        command = command.replace("/usr/local/bin:/usr/bin:/bin:$PATH", str(self.path))
+        return await super().exec(command, **options)
+
+
+async def test_no_git_is_the_machines_failure(repo: tuple[Path, str], tmp_path: Path) -> None:
+    where, base = repo
+    tree = {os.fsdecode(name): data for name, data in BASE.items()}
+    with pytest.raises(SandboxError, match="git"):
+        await extract_patch(NoGit(tmp_path / "bin"), workdir=str(where), base_commit=base, base_tree=tree)
+
+
+async def test_git_is_found_where_the_sandbox_has_it() -> None:
+    """As in /opt or a conda prefix: the sandbox's own PATH is searched, too."""
+    script = f"PATH=/somewhere:$PATH; {CLEAN_ENV} sh -c 'echo \"$PATH\"'"
+    seen = (await HostSandbox().exec(script)).stdout
+    assert seen.startswith(b"/usr/local/bin:/usr/bin:/bin:/somewhere:")
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (exec_result("", exit_code=137, outcome="timeout"), SandboxError),
+        (exec_result("", exit_code=126, stderr="sandbox: cannot start a process\n"), SandboxError),
+        (exec_result("", exit_code=126, stderr="sandbox: process limit reached\n"), PatchError),
+        (exec_result("", exit_code=126, stderr="sandbox: too many commands and background jobs\n"), PatchError),
+        (exec_result("", exit_code=137, outcome="oom"), PatchError),
+    ],
+)
+async def test_whose_failure(answer: ExecResult, error: type[Exception]) -> None:
+    class Answers(HostSandbox):
+        async def exec(self, command: str, **options: Any) -> ExecResult:
+            return answer
+
+    with pytest.raises(error):
+        await extract_patch(Answers())
 
 
 def snapshot(where: Path) -> dict[bytes, tuple[str, bytes]]:

@@ -62,30 +62,34 @@ class Script:
 class ScriptedSandbox:
     def __init__(self, behaviour: object) -> None:
         self.behaviour = behaviour
-        self.files: list[str] = []
+        self.files: dict[str, bytes] = {}
 
     async def write_file(self, path: str, data: bytes) -> None:
-        self.files.append(path)
+        self.files[path] = data
 
     async def exec(self, command: str, *, timeout_s=None, cwd=None, stdin=None) -> ExecResult:
         if "git" in command:
-            assert self.files == []  # hidden tests and runner come after the patch
+            assert self.files == {}  # hidden tests and runner come after the patch
             return self.behaviour["apply"] if "apply" in self.behaviour else result()
         assert "/testbed/tests/test_m.py" in self.files
         nonce, *ids = stdin.decode().split()
-        assert ids == list(ALL_PASS)
+        assert ids[:-1] == list(ALL_PASS)
+        canary = {ids[-1]: self.behaviour.get("canary", "failed")} if self.behaviour.get("canary") != "" else {}
+        source = self.files["/testbed/" + ids[-1].partition("::")[0]].decode()
+        assert ids[-1].partition("::")[0] > "tests/test_m.py"
+        text = "AssertionError: " + source.split("'")[1] if "message" not in self.behaviour else "other"
         if "tests" in self.behaviour:
             outcome = self.behaviour["tests"]
             if isinstance(outcome, Exception):
                 raise outcome
             return outcome
-        return result(render(self.behaviour["status"], nonce, self.behaviour.get("message", "")))
+        return result(render(self.behaviour["status"] | canary, nonce, self.behaviour.get("message", text)))
 
 
 def render(status: dict[str, str], nonce: str, message: str) -> bytes:
     rows = [json.dumps({"id": name, "status": state, "message": message}) for name, state in status.items()]
     return "\n".join(
-        ["noise", f"{nonce} begin {len(status)}", *(f"{nonce} {row}" for row in rows), f"{nonce} end {len(rows)}"]
+        ["noise", f"{nonce} begin {len(rows)}", *(f"{nonce} {row}" for row in rows), f"{nonce} end {len(rows)}"]
     ).encode()
 
 
@@ -124,7 +128,6 @@ async def test_absent_id_is_missing() -> None:
     ("behaviour", "term"),
     [
         ({"apply": result(exit_code=1, outcome="nonzero")}, "apply_failed"),
-        ({"tests": result(outcome="timeout", exit_code=137)}, "timeout"),
         ({"tests": result(outcome="oom", exit_code=137)}, "oom"),
         ({"tests": result(outcome="pids_limit", exit_code=1)}, "pids_limit"),
     ],
@@ -135,11 +138,18 @@ async def test_failures_of_the_agent_are_zero_without_retry(behaviour: dict, ter
     assert (reward.value, reward.terms[term], script.opened) == (0.0, 1.0, 1)
 
 
-@pytest.mark.parametrize("first", [result(b"no report"), result(exit_code=137, outcome="nonzero")])
-async def test_a_missing_report_counts_once_a_second_sandbox_agrees(first: ExecResult) -> None:
+@pytest.mark.parametrize(
+    ("first", "term"),
+    [
+        (result(b"no report"), "incomplete"),
+        (result(exit_code=137, outcome="nonzero"), "incomplete"),
+        (result(exit_code=137, outcome="timeout"), "timeout"),
+    ],
+)
+async def test_a_missing_report_counts_once_a_second_sandbox_agrees(first: ExecResult, term: str) -> None:
     script = Script({"tests": first})
     reward = await run(script)
-    assert (reward.value, reward.terms["incomplete"], script.opened) == (0.0, 1.0, 2)
+    assert (reward.value, reward.terms[term], script.opened) == (0.0, 1.0, 2)
     assert (await run(Script({"tests": first}, GOOD))).value == 1.0
     alone = Script({"tests": first})
     assert ((await run(alone, retries=0)).value, alone.opened) == (0.0, 1)
@@ -147,11 +157,22 @@ async def test_a_missing_report_counts_once_a_second_sandbox_agrees(first: ExecR
         await run(Script({"tests": first}, SandboxError("no"), SandboxError("no")))
 
 
-async def test_failures_for_want_of_processes_are_asked_again() -> None:
-    short = {"status": {**ALL_PASS, TASK.fail_to_pass[0]: "failed"}, "message": "BlockingIOError: [Errno 11]"}
+@pytest.mark.parametrize("message", ["BlockingIOError: [Errno 11]", "TestTimeout: time limit"])
+async def test_failures_for_want_of_processes_or_time_are_asked_again(message: str) -> None:
+    short = {"status": {**ALL_PASS, TASK.fail_to_pass[0]: "failed"}, "message": message}
     assert (await run(Script(short, GOOD))).value == 1.0
     script = Script(short)
     assert ((await run(script)).value, script.opened) == (0.0, 2)
+
+
+@pytest.mark.parametrize(
+    "canary", [{"canary": "passed"}, {"canary": "missing"}, {"canary": ""}, {"message": "forged"}, {"canary": "error"}]
+)
+async def test_a_test_that_must_fail_and_does_not_is_tampering(canary: dict) -> None:
+    reward = await run(Script(GOOD | canary))
+    assert (reward.value, reward.terms["tamper"]) == (0.0, 1.0)
+    honest = await run(Script({"status": {**ALL_PASS, TASK.fail_to_pass[0]: "missing"}, "canary": "missing"}))
+    assert (honest.value, honest.terms["tamper"]) == (0.0, 0.0)  # the process ended: no forgery, no pass either
 
 
 OUTAGES = {
@@ -211,7 +232,8 @@ async def test_cache_is_by_filtered_patch_and_task() -> None:
 
 async def test_outages_and_timeouts_are_not_cached() -> None:
     cache = ResultCache()
-    script = Script({"tests": result(outcome="timeout", exit_code=137)}, SandboxError("no"), GOOD)
+    late = {"tests": result(outcome="timeout", exit_code=137)}
+    script = Script(late, late, SandboxError("no"), GOOD)
     assert (await run(script, cache=cache)).value == 0.0
     with pytest.raises(SandboxError):
         await run(script, cache=cache, retries=0)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from conftest import require
 
+from swe_rl.agents.visible_tests import run_visible_tests
 from swe_rl.errors import SandboxError
 from swe_rl.rewards import extract_patch, grade
 from swe_rl.sandbox import SandboxPool, open_sandbox
@@ -100,6 +102,69 @@ async def test_tricks_in_the_code_are_zero(spec: SandboxSpec, name: str) -> None
     reward = await grade(TASK, replaced(TRICKS[name]), spec=spec)
     assert reward.value == 0.0
     assert reward.test_status["tests/test_hidden.py::test_double"] != "passed"
+
+
+TAKES_OVER = b"""
+import gc, os
+for recorder in gc.get_objects():
+    if type(recorder).__name__ == "Recorder":
+        import marshal
+        for name in %s:
+            row = marshal.dumps((name, "passed", ""))
+            os.write(recorder.results, len(row).to_bytes(4, "little") + row)
+os._exit(0)
+"""
+PYTEST_TRICKS = {  # code under test shares the process with pytest
+    "no test runs": BUGGY + b"\n\nimport _pytest.python as p\np.Function.runtest = lambda self: None\n",
+    "no test runs once it was called": BUGGY.replace(
+        b"return x + x + 1",
+        b"p = __import__('_pytest.python').python; p.Function.runtest = lambda self: None; raise SystemExit(0)",
+    ),
+    "imitates the recorder": TAKES_OVER % b"sorted(recorder.ids)",
+    "imitates it for known tests": TAKES_OVER % b"[n for n in recorder.ids if n.startswith('tests/test_hidden.py')]",
+    "hard exit at import": TRICKS["hard exit at import"],
+    "exit at import": TRICKS["exit at import"],
+    "forged output": TRICKS["forged output"],
+}
+
+
+@pytest.fixture
+def pytest_task(spec: SandboxSpec) -> tuple[Task, SandboxSpec]:
+    """The same task run by pytest, which a real task brings as a mounted directory."""
+    packages = str(Path(pytest.__file__).parents[1])
+    mounted = replace(spec, readonly_mounts=((packages, "/opt/packages"),), env={"PYTHONPATH": "/opt/packages"})
+    return replace(TASK, test_runner="pytest"), mounted
+
+
+async def test_gold_is_one_with_pytest(pytest_task: tuple[Task, SandboxSpec]) -> None:
+    task, spec = pytest_task
+    reward = await grade(task, task.gold_patch, spec=spec)
+    assert (reward.value, reward.tests_passed, reward.tests_total, reward.terms["tamper"]) == (1.0, 2, 2, 0.0)
+    nothing = await grade(task, b"", spec=spec, trusted=True)
+    assert (nothing.value, nothing.terms["f2p"], nothing.terms["p2p"], nothing.terms["tamper"]) == (0.0, 0.0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize("name", PYTEST_TRICKS)
+async def test_tricks_on_pytest_are_zero(pytest_task: tuple[Task, SandboxSpec], name: str) -> None:
+    task, spec = pytest_task
+    reward = await grade(task, replaced(PYTEST_TRICKS[name]), spec=spec)
+    forged = name.startswith(("no test", "imitates"))
+    assert (reward.value, reward.terms["tamper"]) == (0.0, float(forged)), reward
+
+
+@pytest.mark.filterwarnings("ignore:sandbox.isolation=none")
+@pytest.mark.parametrize("size", [0, 50_000])
+async def test_without_isolation_everything_means_the_same(spec: SandboxSpec, size: int) -> None:
+    """Trusted code only; but then a repair must count, also when its diff is too large to come inline."""
+    spec = replace(spec, isolation="none")
+    async with open_sandbox(spec) as sandbox:
+        await sandbox.exec(f"{FIX} && head -c {size} /dev/urandom > data.bin")
+        patch = await extract_patch(sandbox, base_commit=TASK.base_commit, base_tree=TREE)
+        assert await run_visible_tests(sandbox, task=TASK) == "1 passed"
+        await sandbox.exec("rm -rf .git")
+        assert await extract_patch(sandbox, base_commit=TASK.base_commit, base_tree=TREE) == patch
+    assert (await grade(TASK, patch, spec=spec)).value == 1.0
+    assert (await grade(TASK, replaced(BUGGY + b"\n"), spec=spec)).value == 0.0
 
 
 async def test_tampering_beside_a_repair_is_dropped_and_counted(spec: SandboxSpec) -> None:

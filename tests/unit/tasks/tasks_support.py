@@ -55,9 +55,11 @@ def run_script(
     script.write_text(runner_source(runner))
     task = bare_task(root, runner=runner)
     command = command_line(task, path=str(script)).replace("python3", sys.executable, 1)
-    command = command.removesuffix(" -") + f" {options} -"
+    command = command.removesuffix(" -") + f" {options} -"  # later options win
     nonce = new_nonce()
-    done = subprocess.run(command, shell=True, input=run_input(nonce, ids), capture_output=True, timeout=60, **popen)
+    done = subprocess.run(
+        command, shell=True, input=run_input(nonce, ids), capture_output=True, timeout=60, cwd=root, **popen
+    )
     assert not done.stderr, done.stderr.decode()
     return parse_report(done.stdout, nonce=nonce, ids=ids)
 
