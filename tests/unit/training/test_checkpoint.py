@@ -154,3 +154,13 @@ def test_a_checkpoint_loads_with_transformers(tmp_path: Path, make_backend: Make
     resumed.load_state_dict(checkpoint.load(path).backend)
     batches = make_batches(seed=4)
     assert resumed.train_step(batches, learning_rate=1e-3).loss == backend.train_step(batches, learning_rate=1e-3).loss
+
+
+def test_a_writer_killed_between_its_two_renames_leaves_the_older_one(tmp_path: Path) -> None:
+    path = checkpoint.save(tmp_path, state(1.0), step=5)
+    aside = path.rename(path.parent / f".replaced-{path.name}")
+    assert checkpoint.latest(tmp_path) == aside
+    assert float(checkpoint.load(aside).backend["model"]["w"][0, 0]) == 1.0
+    checkpoint.save(tmp_path, state(2.0), step=5)
+    assert checkpoint.latest(tmp_path) == path
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
