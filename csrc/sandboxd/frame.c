@@ -129,7 +129,7 @@ int parse_exec(const struct frame *frame, struct exec_request *out) {
 
 static bool note_item(struct setup *out, const struct setup_item *item) {
     switch (item->op) {
-    case OP_BIND: case OP_DEVICE: case OP_LINK: case OP_FILE: return true;
+    case OP_BIND: case OP_DEVICE: case OP_LINK: case OP_FILE: case OP_EMPTY: return true;
     case OP_WORKDIR: return (out->workdir = item->a);
     case OP_SHELL: return (out->shell = item->a);
     case OP_CGROUP: return (out->cgroup_limit = item->b) && (out->cgroup = item->a);

@@ -67,6 +67,7 @@ enum setup_op {
     OP_ENV,      /* a: NAME=value */
     OP_SHELL,    /* a: path inside */
     OP_CGROUP,   /* a: memory cgroup directory to create, b: file of its limit */
+    OP_EMPTY,    /* a: path inside; an empty directory is mounted over what is there */
 };
 struct setup_item {
     uint32_t op, len; /* len: bytes of b */

@@ -78,7 +78,7 @@ static void bind_scratch(const struct sandbox *box, const char *name, const char
 static void make_scratch(struct sandbox *box) {
     if (mkdir(SCRATCH, 0700)) fail(SCRATCH);
     attach(new_tmpfs(box->setup->numbers[N_DISK]), SCRATCH);
-    if (mkdir(SCRATCH "/work", 0755)) fail("overlay work directory");
+    if (mkdir(SCRATCH "/work", 0755) || mkdir(SCRATCH "/empty", 0755)) fail("scratch directories");
     bind_scratch(box, "upper", NULL, 0755);
     box->upper_fd = open(SCRATCH "/upper", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (box->upper_fd < 0) fail("upper directory");
@@ -149,6 +149,8 @@ static void loopback_up(void) {
 static void place_item(struct sandbox *box, const struct setup_item *item, int tree, const int *layers) {
     const char *path = inside(item->a);
     if (item->op == OP_BIND || item->op == OP_DEVICE) attach_at_new(tree, path);
+    if (item->op == OP_EMPTY)
+        attach_at_new(clone_tree(SCRATCH "/empty", ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV), path);
     if (item->op == OP_WORKDIR) mount_workdir(box, layers);
     if (item->op == OP_LINK) {
         make_parents(path);

@@ -1,13 +1,18 @@
 """What a local sandbox sees of the host, and its environment: the policy that csrc/sandboxd carries out.
 
 Visible, read-only: the system's programs and libraries, and the prefix of the running Python. Everything else of the
-host (home directories, the checkout, /etc, /var, /run, other users) is absent, not merely unreadable.
+host (home directories, the checkout, /etc, /var, /run, other users) is absent, not merely unreadable. Directories of
+installed Python packages are empty inside: one of them may hold correct code of a task, or this package. A task that
+needs packages brings them as a mount.
 """
 
 from __future__ import annotations
 
 import functools
+import glob
 import os
+import shutil
+import site
 import sys
 from pathlib import Path
 
@@ -26,6 +31,11 @@ _ETC = {
     "/etc/gitconfig": "[user]\n\tname = agent\n\temail = agent@localhost\n[safe]\n\tdirectory = *\n"
     "[init]\n\tdefaultBranch = main\n[gc]\n\tauto = 0\n[advice]\n\tdetachedHead = false\n",
 }
+_PACKAGES = (  # below a prefix, then below a library directory, then what conda keeps
+    *(f"{folder}/{kind}-packages" for folder in ("/lib*/python*", "/python*") for kind in ("site", "dist")),
+    "/pkgs",
+    "/envs",
+)
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _LINKS = {
     "/dev/fd": "/proc/self/fd",
@@ -62,8 +72,43 @@ _ENV = {
 
 def environment(spec: SandboxSpec) -> dict[str, str]:
     """The whole environment of a command. Nothing of the owner's environment is in it."""
-    path = f"{sys.base_prefix}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    return {"PATH": path, **_ENV, **spec.env}
+    return {"PATH": _search_path(), **_ENV, **spec.env}
+
+
+@functools.cache
+def _search_path() -> str:
+    """The usual directories, and git's own where it lies elsewhere in what is visible (/nix/store, a conda prefix)."""
+    found = [f"{sys.base_prefix}/bin", "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"]
+    git = os.path.realpath(shutil.which("git") or "/bin/git")
+    if os.path.dirname(git) not in found and _is_visible(git):
+        found.append(os.path.dirname(git))
+    return ":".join(found)
+
+
+def _is_visible(path: str | Path) -> bool:
+    places = (*_SYSTEM, str(Path(sys.base_prefix).resolve()))
+    return any(Path(path).is_relative_to(place) for place in places)
+
+
+def package_directories() -> list[str]:
+    """Directories, none inside another, that hold installed Python packages or a checkout of this one: their paths
+    inside."""
+    roots = ("/usr/local", sys.base_prefix, *(path for path in _SYSTEM if not os.path.islink(path)))
+    found = {*site.getsitepackages(), str(Path(__file__).parents[1])}
+    for root in dict.fromkeys(roots):
+        for pattern in _PACKAGES:
+            found.update(glob.glob(root + pattern))
+    visible = sorted({real for path in found if os.path.isdir(real := os.path.realpath(path)) and _is_visible(real)})
+    tops = [path for path in visible if not any(path != top and Path(path).is_relative_to(top) for top in visible)]
+    return [_inside(path) for path in tops]
+
+
+def _inside(real: str) -> str:
+    """Where a visible host path is in the sandbox: the prefix may be bound under the name of a link to it."""
+    prefix = Path(sys.base_prefix).resolve()
+    if any(prefix.is_relative_to(path) for path in _SYSTEM) or not Path(real).is_relative_to(prefix):
+        return real
+    return str(Path(sys.base_prefix, Path(real).relative_to(prefix)))
 
 
 @functools.cache
@@ -83,6 +128,7 @@ def _base_items() -> bytes:
     prefix = Path(sys.base_prefix).resolve()
     if not any(prefix.is_relative_to(path) for path in _SYSTEM):
         parts.append(wire.item(wire.BIND, sys.base_prefix, str(prefix)))
+    parts += [wire.item(wire.EMPTY, path) for path in package_directories()]
     parts += [wire.item(wire.BIND, path, os.path.realpath(path)) for path in _ETC_SHARED if os.path.exists(path)]
     parts += [wire.item(wire.FILE, path, content) for path, content in _ETC.items()]
     parts += [wire.item(wire.DEVICE, f"/dev/{name}", f"/dev/{name}") for name in _DEVICES]

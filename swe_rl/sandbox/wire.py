@@ -21,7 +21,7 @@ _HEADER = struct.Struct("<III")  # body length, request id, type
 _RESULT = struct.Struct("<IIQQQIII")
 _OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)  # the supervisor numbers them in this order
 
-BIND, DEVICE, LINK, FILE, WORKDIR, LAYER, ENV, SHELL_PATH, CGROUP = range(1, 10)  # items of a SETUP body
+BIND, DEVICE, LINK, FILE, WORKDIR, LAYER, ENV, SHELL_PATH, CGROUP, EMPTY = range(1, 11)  # items of a SETUP body
 FLAG_NO_IDMAP, FLAG_USERNS = 1, 2
 
 

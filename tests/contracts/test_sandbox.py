@@ -448,6 +448,24 @@ async def test_pool_bounds_how_many_are_alive() -> None:
         SandboxPool(0)
 
 
+@pytest.mark.parametrize("mode", MODES)
+async def test_installed_packages_are_not_visible(mode: str) -> None:
+    """They may hold the repair of a task, and this package says how grading works."""
+    sandbox = await LocalSandbox(SPEC, **MODES[mode]).start()
+    async with sandbox:
+        found = await out(
+            sandbox,
+            f"for root in /usr /usr/local {sys.base_prefix}; do"
+            "  find $root/lib*/python*/*-packages -mindepth 1 2>/dev/null; done; echo end",
+        )
+        assert found == b"end\n"
+        assert (
+            await out(sandbox, "python3 -c 'import pip' 2>&1 | tail -n 1")
+            == b"ModuleNotFoundError: No module named 'pip'\n"
+        )
+        assert await out(sandbox, "python3 -c 'import json, site; print(json.dumps(1))'") == b"1\n"
+
+
 @pytest.mark.parametrize("call", ["socket.socketpair", "spawn", "os.pidfd_open", "socket.send_fds"])
 async def test_a_machine_short_of_descriptors_is_sandbox_trouble(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """EMFILE, EAGAIN, ENOMEM while starting: another attempt may do, so it must not end the run. Nothing leaks."""

@@ -41,6 +41,31 @@ def test_environment_is_built_from_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     assert env["PATH"].startswith(f"{sys.base_prefix}/bin:")
 
 
+def test_package_directories_of_a_linked_prefix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for part in ("lib/python3.11/site-packages/pip", "pkgs/six", "lib/python3.11/json"):
+        (tmp_path / "real" / part).mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    monkeypatch.setattr(sys, "base_prefix", str(tmp_path / "link"))
+    own = [path for path in base_root.package_directories() if path.startswith(str(tmp_path))]
+    assert own == [f"{tmp_path}/link/lib/python3.11/site-packages", f"{tmp_path}/link/pkgs"]
+
+
+def test_git_of_an_unusual_place_is_on_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tool = tmp_path / "tools" / "git"
+    tool.parent.mkdir()
+    tool.write_text("")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tool.parent))
+    monkeypatch.setattr(base_root, "_SYSTEM", ("/usr", str(tmp_path)))
+    base_root._search_path.cache_clear()
+    assert base_root.environment(SandboxSpec())["PATH"].endswith(f":{tool.parent}")
+    monkeypatch.setattr(base_root, "_SYSTEM", ("/usr",))  # not visible in a sandbox
+    base_root._search_path.cache_clear()
+    assert str(tool.parent) not in base_root.environment(SandboxSpec())["PATH"]
+    monkeypatch.undo()
+    base_root._search_path.cache_clear()
+
+
 def test_binary_is_static() -> None:
     head = Path(binary.sandboxd_path()).read_bytes()
     assert head[:4] == b"\x7fELF"
