@@ -112,9 +112,9 @@ async def run_phase(run: Run, phase: PhaseConfig, cfg: TrainConfig) -> bool:
         run.backend.load_weights(checkpoint.load_weights(stored), policy_version=version)
     elif not await run_steps(run, phase, cfg):
         return False
-    await asyncio.to_thread(export, run, run.dir.phase_weights(phase.name))
+    await mesh.in_thread(export, run, run.dir.phase_weights(phase.name))
     if stored is not None and not found:
-        await asyncio.to_thread(export, run, stored)
+        await mesh.in_thread(export, run, stored)
     await publish(run.backend, run.engine)
     if phase.evaluate and not await evaluate_phase(run, cfg, name=phase.name):
         return False  # with the steps of the phase done: a resumed run goes straight to the evaluation
@@ -132,7 +132,7 @@ async def find_cached(run: Run, phase: PhaseConfig, cfg: TrainConfig) -> tuple[P
 
 async def any_rank(local: bool) -> bool:
     """True on every rank if `local` is on one. Collective, off the event loop: a signal is heard while waiting."""
-    return bool((await asyncio.to_thread(mesh.all_reduce_max, [float(local)]))[0])
+    return bool((await mesh.in_thread(mesh.all_reduce_max, [float(local)]))[0])
 
 
 async def interrupted(run: Run) -> bool:
@@ -164,9 +164,9 @@ async def run_steps(run: Run, phase: PhaseConfig, cfg: TrainConfig) -> bool:
     first = run.position.step
     async with aclosing(stream) as steps:
         while (batch := await next_step(run, phase, steps)) is not None:
-            packed = await asyncio.to_thread(micro_batches, batch.samples, phase, cfg)
+            packed = await mesh.in_thread(micro_batches, batch.samples, phase, cfg)
             rate = learning_rate(cfg.trainer, batch.step, total_steps=num_steps)
-            stats = await asyncio.to_thread(run.backend.train_step, packed, learning_rate=rate)
+            stats = await mesh.in_thread(run.backend.train_step, packed, learning_rate=rate)
             if phase.data == "rollouts" and batch.step == first:
                 check_agreement(stats, cfg, on_policy=first == 0 or cfg.rollout.max_staleness == 0)
             await publish(run.backend, run.engine)
@@ -204,7 +204,7 @@ async def next_step(run: Run, phase: PhaseConfig, steps: AsyncIterator[StepSampl
     if batch is None or phase.data != "rollouts":
         return batch
     speed = (run.engine.counters.tokens_sampled - sampled) / (time.monotonic() - started)
-    (total,) = await asyncio.to_thread(mesh.all_reduce_sum, [speed])
+    (total,) = await mesh.in_thread(mesh.all_reduce_sum, [speed])
     return replace(batch, metrics={**batch.metrics, "engine/tokens_per_s": total})
 
 
@@ -241,7 +241,7 @@ async def record(run: Run, phase: PhaseConfig, batch: StepSamples, stats: StepSt
 async def engine_metrics(engine: EmbeddedEngine) -> dict[str, float]:
     """Counters since the start of this process, summed over ranks. Collective."""
     counters = engine.counters.as_dict()
-    sums = await asyncio.to_thread(mesh.all_reduce_sum, list(counters.values()))
+    sums = await mesh.in_thread(mesh.all_reduce_sum, list(counters.values()))
     return {f"engine/{name}": value for name, value in zip(counters, sums, strict=True)}
 
 
@@ -259,7 +259,7 @@ async def save_checkpoint(run: Run) -> None:
             keep=run.cfg.keep_checkpoints,
         )
 
-    await asyncio.to_thread(save)
+    await mesh.in_thread(save)
 
 
 def export(run: Run, directory: Path) -> None:

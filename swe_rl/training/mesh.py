@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from swe_rl.errors import ConfigError
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 TIMEOUT_S = 7200.0  # ranks wait for each other through a whole rollout phase
 
@@ -88,6 +92,21 @@ def gather_objects(values: Sequence[Any]) -> list[Any]:
 def broadcast_string(value: str) -> str:
     """Rank 0's string on every rank. Collective."""
     return str(broadcast_object(value))
+
+
+async def in_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """asyncio.to_thread for work on the device or between ranks: the event loop goes on, and hears signals, meanwhile.
+
+    A new thread would work on GPU 0; this one works on the GPU of the calling thread.
+    """
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+
+    def call() -> R:
+        if device is not None:
+            torch.cuda.set_device(device)
+        return function(*args, **kwargs)
+
+    return await asyncio.to_thread(call)
 
 
 def barrier() -> None:

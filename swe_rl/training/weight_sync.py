@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Protocol
 
 from torch import Tensor
 
 from swe_rl.protocols import TrainerBackend
+from swe_rl.training import mesh
 
 
 class WeightReceiver(Protocol):
@@ -25,5 +25,5 @@ async def publish(backend: TrainerBackend, engine: WeightReceiver, *, version: i
     `version` defaults to backend.policy_version. Collective: under torchrun every rank publishes to its own engine.
     """
     published = backend.policy_version if version is None else version
-    await engine.update_weights(await asyncio.to_thread(backend.weights), published)
+    await engine.update_weights(await mesh.in_thread(backend.weights), published)
     return published
