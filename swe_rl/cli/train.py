@@ -22,6 +22,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(composed: Composed[TrainConfig]) -> int:
+    # Packed rows have a new length in every step; oneDNN keeps a kernel with its scratch memory for each of the last
+    # 1,024 shapes unless told otherwise: gigabytes within an hour. Read when torch first uses it.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "32")
     logging.getLogger("swe_rl").setLevel(logging.WARNING if os.environ.get("RANK", "0") != "0" else logging.INFO)
     return asyncio.run(_train(composed))
 

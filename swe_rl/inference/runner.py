@@ -146,7 +146,7 @@ class SlotRunner:
         equal = [rows for rows in wanted if torch.equal(first, self._probe_rows(rows, tokens, slot=last))]
         self.row_counts = [self.small_rows, *equal]
         self.cache.clear()
-        log.info("engine rows per call: %s of %s; fine spans: %s", self.row_counts, wanted, fine)
+        log.debug("engine rows per call: %s of %s; fine spans: %s", self.row_counts, wanted, fine)
 
     def _probe_rows(self, rows: int, tokens: Sequence[int], *, slot: int) -> Tensor:
         """Hidden states of `tokens` in `slot`, computed among `rows` rows."""
