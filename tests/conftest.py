@@ -1,4 +1,4 @@
-"""Shared helpers. `require` turns a missing real part into a skip, or into a failure where SWE_RL_REQUIRE is set."""
+"""Fixtures and rules of all tests."""
 
 from __future__ import annotations
 
@@ -8,19 +8,11 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from real_parts import require
 
 # Properties are about values; how long an example takes on a busy machine is none.
 settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any_machine")
-
-
-def require(available: bool, what: str) -> None:
-    """Skips the test when `what` is missing, unless SWE_RL_REQUIRE is set: then it fails."""
-    if available:
-        return
-    if os.environ.get("SWE_RL_REQUIRE"):
-        pytest.fail(f"SWE_RL_REQUIRE is set, but {what} is missing")
-    pytest.skip(f"{what} is missing")
 
 
 @pytest.fixture(scope="session")

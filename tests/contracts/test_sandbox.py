@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import sandbox_faults
-from conftest import require
+from real_parts import require
 
 import swe_rl
 from swe_rl.errors import ConfigError, SandboxError, SandboxLost, SandboxUnavailable

@@ -12,7 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import require
+from real_parts import require
 
 ROOT = Path(__file__).resolve().parents[2]
 MAPPED = {"swe_rl": "swe_rl", "conf": "swe_rl/conf", "kernels/triton_ops": "swe_rl/kernels"}  # tree -> wheel

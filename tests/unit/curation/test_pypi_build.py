@@ -9,7 +9,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from conftest import require
+from real_parts import require
 
 from swe_rl.agents.visible_tests import run_visible_tests
 from swe_rl.curation import pypi

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from real_parts import require
 
 from swe_rl.config import EngineConfig, ModelConfig
 from swe_rl.inference import EmbeddedEngine
 from swe_rl.models import load_model
 from swe_rl.protocols import SamplingParams
-from tests.conftest import require
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import require
+from real_parts import require
 
 from swe_rl.agents.visible_tests import run_visible_tests
 from swe_rl.errors import SandboxError

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import require
+from real_parts import require
 
 from swe_rl.agents import FORMATS, ChatRenderer
 from swe_rl.config import TrainConfig

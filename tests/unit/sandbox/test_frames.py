@@ -8,9 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import require
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from real_parts import require
 
 from swe_rl.errors import SandboxLost
 from swe_rl.sandbox import wire

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from conftest import require
+from real_parts import require
 
 from swe_rl.cli import dispatch
 from swe_rl.errors import SandboxUnavailable
