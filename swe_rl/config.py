@@ -35,7 +35,7 @@ class TaskConfig:
     source: str = "minirepo"  # "minirepo", or a directory written by `swe-rl tasks build`
     num_train: int = 400  # distinct training tasks; 0 takes all that the source has
     seed: int = 0  # of the training tasks
-    heldout_seed: int = 1_000_003  # of the held-out tasks; nothing is ever tuned on them
+    heldout_seed: int = 2_000_003  # of the held-out tasks; nothing is ever tuned on them
 
 
 @dataclass(kw_only=True)

@@ -13,7 +13,7 @@ FUNCTIONS = tuple(
 # By placeholder of a template: parameters A and B, locals X, Y, Z, I. Each role has words of its own, so that a policy
 # of a million parameters can learn within minutes which name in its context plays which role.
 VARIABLES = {
-    "A": tuple("band base bond cell code cost disk edge".split()),
+    "A": tuple("band base bond cell core cost disk edge".split()),
     "B": tuple("form fuse gate grid lamp lead link load".split()),
     "X": tuple("mark mesh node page".split()),
     "Y": tuple("path rank road root".split()),

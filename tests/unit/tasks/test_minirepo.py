@@ -176,7 +176,7 @@ def test_filters():
 @pytest.mark.parametrize(
     ("arguments", "cure"),
     [
-        ({"num_tasks": 0}, "num_train"),
+        ({"num_tasks": 0}, "above 0"),
         ({"num_tasks": -1}, "positive"),
         ({"split": "test"}, "train, heldout, hard"),
         ({"level": 7, "num_tasks": 1}, "no task left"),
