@@ -40,4 +40,4 @@ def test_the_default_experiment_learns(tmp_path: Path) -> None:
         assert gain > 2 * stderr, f"{later} is not better than {earlier}: {gain:+.3f} ± {stderr:.3f}"
     steps = [record.values for record in read_metrics(run_dir / METRICS_FILE) if record.phase == "rl" and record.step]
     assert all(values["train/skipped"] == 0 for values in steps)
-    assert all(values["train/logprob_abs_diff"] < 1e-3 for values in steps), "trainer and engine disagree"
+    assert all(values["train/logprob_abs_diff"] <= 1e-4 for values in steps), "trainer and engine disagree"
