@@ -15,6 +15,8 @@ from swe_rl.config import TrainConfig, validate
 if TYPE_CHECKING:
     from swe_rl.train_loop import Run
 
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+
 
 def main(argv: Sequence[str]) -> int:
     """Entry point of the command; returns the exit code."""
@@ -26,7 +28,10 @@ def _run(composed: Composed[TrainConfig]) -> int:
     # 1,024 shapes unless told otherwise: gigabytes within an hour. Read when torch first uses it.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "32")
     logging.getLogger("swe_rl").setLevel(logging.WARNING if os.environ.get("RANK", "0") != "0" else logging.INFO)
-    return asyncio.run(_train(composed))
+    code = asyncio.run(_train(composed))
+    for number in INTERRUPTS:  # all is written and closed: what is left is the interpreter's own end
+        signal.signal(number, signal.SIG_IGN)
+    return code
 
 
 async def _train(composed: Composed[TrainConfig]) -> int:
@@ -45,17 +50,25 @@ async def _train(composed: Composed[TrainConfig]) -> int:
 
 
 def _install_interrupts(run: Run) -> None:
-    """First SIGINT or SIGTERM: drain. Second: out at once; sandboxes die with this process by themselves."""
+    """First SIGINT or SIGTERM: drain. Second: out at once; sandboxes die with this process by themselves.
+
+    Handlers of the process, not of the event loop: the loop takes its own away when it closes, and an interrupt
+    between that and the end of the process would end a finished run with a traceback or by the signal.
+    """
+    loop = asyncio.get_running_loop()
     seen = 0
 
-    def interrupt() -> None:
+    def drain() -> None:
+        run.metrics.message("interrupted: finishing what runs, then a checkpoint; once more to stop at once")
+        run.drain()
+
+    def interrupt(_number: int, _frame: object) -> None:
         nonlocal seen
         seen += 1
         if seen > 1:
             os._exit(130)
-        run.metrics.message("interrupted: finishing what runs, then a checkpoint; once more to stop at once")
-        run.drain()
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(drain)
 
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, interrupt)
+    for number in INTERRUPTS:
+        signal.signal(number, interrupt)
