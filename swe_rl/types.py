@@ -127,6 +127,9 @@ class Turn:
     tool_call: ToolCall | None  # None after a format error
     observation: str  # text shown to the policy for this turn; "" after the last
     format_error: bool = False
+    # None: the context only grew. Else this turn left out something of it: the policy saw the first `kept_context` ids
+    # of the turn before (prompt and sampled ids together), then `context_ids`. A new sample begins here.
+    kept_context: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +157,8 @@ class Trajectory:
 
     @property
     def token_ids(self) -> list[int]:
-        """All ids in order: context and sampled, [N]."""
+        """All ids in the order in which they came up: context and sampled, [N]. One sequence unless a turn has
+        `kept_context`."""
         return [i for turn in self.turns for i in (*turn.context_ids, *turn.completion.token_ids)]
 
     @property

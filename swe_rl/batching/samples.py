@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from swe_rl.errors import InvariantError
 from swe_rl.types import TrainSample, Trajectory, Turn
@@ -16,39 +17,65 @@ def to_samples(
     mask_format_errors: bool = False,
     trained: bool = True,
 ) -> list[TrainSample]:
-    """One sample with the trajectory's ids in order; none for a trajectory without ids.
+    """The trajectory's ids in order: one sample, and a further one from each turn on whose context left something out
+    (`Turn.kept_context`); none for a trajectory without ids. Every sampled token trains in exactly one sample: what a
+    later sample repeats of an earlier one is context there.
 
     `advantage` is one number or one per turn, given to each trained token of the turn. `mask_format_errors` masks
     turns that could not be parsed (rejection fine-tuning); `trained=False` masks every token. A token whose rollout
     logprob is not finite is masked. Greedy rollouts (temperature 0) are scored at temperature 1.
-    Raises InvariantError if ids and logprobs of a completion differ in number, the advantage is not finite, or the
-    mask does not cover exactly the sampled tokens.
+    Raises InvariantError if ids and logprobs of a completion differ in number, the advantage is not finite, a turn
+    keeps more context than there is, or the masks do not cover exactly the sampled tokens.
     """
     turns = trajectory.turns
+    if not turns:
+        return []
     per_turn = [advantage] * len(turns) if isinstance(advantage, int | float) else list(advantage)
     if len(per_turn) != len(turns):
         raise InvariantError(f"{trajectory.trajectory_id}: {len(per_turn)} advantages for {len(turns)} turns")
-    sample = TrainSample(
-        trajectory_id=trajectory.trajectory_id,
-        input_ids=trajectory.token_ids,
-        loss_mask=[],
-        rollout_logprobs=[],
-        advantages=[],
-        turn_ids=[],
-        policy_version=min((turn.completion.policy_version for turn in turns), default=0),
-        temperature=trajectory.temperature if trajectory.temperature > 0 else 1.0,
-    )
+    samples: list[TrainSample] = []
     for index, (turn, value) in enumerate(zip(turns, per_turn, strict=True)):
         if trained and not math.isfinite(value):
             raise InvariantError(f"{trajectory.trajectory_id}: advantage {value} of turn {index} is not finite")
-        _append_turn(sample, turn, index, value, trains=trained and not (mask_format_errors and turn.format_error))
-    _check_mask(sample, trajectory, everything=trained and not mask_format_errors)
-    return [sample] if sample.input_ids else []
+        if not samples or turn.kept_context is not None:
+            prefix = samples[-1].input_ids if samples else []
+            samples.append(_begin(trajectory, prefix, turn, index))
+        _append_turn(samples[-1], turn, index, value, trains=trained and not (mask_format_errors and turn.format_error))
+    _check_masks(samples, trajectory, everything=trained and not mask_format_errors)
+    return [sample for sample in _with_versions(samples, turns) if sample.input_ids]
+
+
+def _begin(trajectory: Trajectory, prefix: list[int], turn: Turn, index: int) -> TrainSample:
+    """An empty sample, or one that holds as context what the turn keeps of `prefix`."""
+    kept = turn.kept_context or 0
+    if not 0 <= kept <= len(prefix):
+        raise InvariantError(f"{trajectory.trajectory_id}: turn {index} keeps {kept} of {len(prefix)} context ids")
+    return TrainSample(
+        trajectory_id=trajectory.trajectory_id,
+        input_ids=prefix[:kept],
+        loss_mask=[False] * kept,
+        rollout_logprobs=[0.0] * kept,
+        advantages=[0.0] * kept,
+        turn_ids=[-1] * kept,
+        policy_version=0,  # see _with_versions
+        temperature=trajectory.temperature if trajectory.temperature > 0 else 1.0,
+    )
+
+
+def _with_versions(samples: list[TrainSample], turns: Sequence[Turn]) -> list[TrainSample]:
+    """The samples with the oldest policy version of the turns that were sampled in each."""
+    starts = [index for index, turn in enumerate(turns) if index == 0 or turn.kept_context is not None]
+    ends = [*starts[1:], len(turns)]
+    return [
+        replace(sample, policy_version=min(turn.completion.policy_version for turn in turns[start:end]))
+        for sample, start, end in zip(samples, starts, ends, strict=True)
+    ]
 
 
 def _append_turn(sample: TrainSample, turn: Turn, index: int, advantage: float, *, trains: bool) -> None:
     """Context first (never trains), then the completion."""
     completion, context = turn.completion, len(turn.context_ids)
+    sample.input_ids.extend((*turn.context_ids, *completion.token_ids))
     if len(completion.token_ids) != len(completion.rollout_logprobs):
         raise InvariantError(
             f"{sample.trajectory_id}: turn {index} has {len(completion.token_ids)} sampled ids, "
@@ -62,15 +89,15 @@ def _append_turn(sample: TrainSample, turn: Turn, index: int, advantage: float, 
     sample.turn_ids.extend([-1] * context + [index] * len(mask))
 
 
-def _check_mask(sample: TrainSample, trajectory: Trajectory, *, everything: bool) -> None:
-    sampled = trajectory.num_sampled_tokens
+def _check_masks(samples: Sequence[TrainSample], trajectory: Trajectory, *, everything: bool) -> None:
     logprobs = (value for turn in trajectory.turns for value in turn.completion.rollout_logprobs)
     finite = sum(math.isfinite(value) for value in logprobs)
-    trained = sum(sample.loss_mask)
-    if len(sample.loss_mask) != len(sample.input_ids) or trained > finite or (everything and trained != finite):
+    trained = sum(sum(sample.loss_mask) for sample in samples)
+    aligned = all(len(sample.loss_mask) == len(sample.input_ids) for sample in samples)
+    if not aligned or trained > finite or (everything and trained != finite):
         raise InvariantError(
-            f"{sample.trajectory_id}: {trained} trained tokens in {len(sample.loss_mask)} mask slots, "
-            f"but {sampled} sampled ({finite} with a finite logprob) of {len(sample.input_ids)}"
+            f"{trajectory.trajectory_id}: {trained} trained tokens in {len(samples)} samples, but "
+            f"{trajectory.num_sampled_tokens} sampled ({finite} with a finite logprob)"
         )
-    if sample.loss_mask and sample.loss_mask[0]:
-        raise InvariantError(f"{sample.trajectory_id}: the first token would train, but nothing predicts it")
+    if any(sample.loss_mask and sample.loss_mask[0] for sample in samples):
+        raise InvariantError(f"{trajectory.trajectory_id}: the first token would train, but nothing predicts it")

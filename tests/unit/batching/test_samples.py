@@ -53,6 +53,30 @@ def test_ids_mask_and_logprobs_are_aligned() -> None:
     assert (sample.policy_version, sample.temperature, sample.token_weights) == (2, 0.8, [])
 
 
+def test_a_turn_that_leaves_context_out_begins_a_new_sample() -> None:
+    """The thought [10, 11] of turn 0 is gone in turn 1, the observation [4] in turn 3; the rest only grew."""
+    branched = trajectory(
+        turn([1, 2], [10, 11, 12], version=5),
+        replace(turn([12, 4], [13, 14]), kept_context=2),
+        turn([5], [15], version=2),
+        replace(turn([6, 13], [16], version=9), kept_context=3),
+    )
+    first, second, third = to_samples(branched, [1.0, 2.0, 3.0, 4.0])
+    assert first.input_ids == [1, 2, 10, 11, 12]
+    assert second.input_ids == [1, 2, 12, 4, 13, 14, 5, 15]
+    assert third.input_ids == [1, 2, 12, 6, 13, 16]
+    assert second.loss_mask == [False] * 4 + [True, True, False, True]
+    assert second.turn_ids == [-1, -1, -1, -1, 1, 1, -1, 2]
+    assert second.advantages == [0, 0, 0, 0, 2, 2, 0, 3]
+    assert third.rollout_logprobs == pytest.approx([0, 0, 0, 0, 0, -0.1])
+    assert [sample.policy_version for sample in (first, second, third)] == [5, 2, 9]
+    events = [e for s in (first, second, third) for e, m in zip(s.turn_ids, s.loss_mask, strict=True) if m]
+    assert events == [0, 0, 0, 1, 1, 2, 3], "every sampled token trains once"
+    for kept in (-1, 6):
+        with pytest.raises(InvariantError, match=f"turn 1 keeps {kept} of 5 context ids"):
+            to_samples(trajectory(branched.turns[0], replace(branched.turns[1], kept_context=kept)), 1.0)
+
+
 def test_one_advantage_per_turn() -> None:
     (sample,) = to_samples(THREE, [1.0, -2.0, 7.0, 3.0])
     assert [a for a, m in zip(sample.advantages, sample.loss_mask, strict=True) if m] == [1, 1, -2, 3, 3]
