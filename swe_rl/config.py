@@ -54,8 +54,12 @@ class SandboxConfig:
 
 @dataclass(kw_only=True)
 class AgentConfig:
-    prompt: str = "nano"  # a prompt of swe_rl/agents/prompts: nano | default
-    action_format: str = "xml"
+    toolset: str = "minimal"  # minimal | r2e | nebius | sweagent | bash
+    memory_tools: list[str] = field(default_factory=list)  # of plan, note: added to the toolset
+    ask_human: str = "off"  # off | scripted (task.meta["answers"]) | terminal: adds a tool of that name
+    question_cost: float = 0.0  # taken off the reward for each question
+    prompt: str = "nano"  # a prompt of swe_rl/agents/prompts
+    action_format: str = "xml"  # xml | hermes | fence
     max_turns: int = 8
     max_context_tokens: int = 512  # prompt + everything after it
     max_turn_tokens: int = 160  # sampled tokens per turn
@@ -195,8 +199,10 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "model.dtype": ("float32", "bfloat16"),
     "sandbox.backend": ("local",),
     "sandbox.isolation": ("namespaces", "none"),
+    "agent.toolset": ("minimal", "r2e", "nebius", "sweagent", "bash"),
+    "agent.ask_human": ("off", "scripted", "terminal"),
     "agent.prompt": ("nano", "default"),
-    "agent.action_format": ("xml",),
+    "agent.action_format": ("xml", "hermes", "fence"),
     "engine.dtype": ("float32", "bfloat16"),
     "algo.advantage": ("leave_one_out", "group_mean", "group_std"),
     "algo.aggregation": ("token_mean", "seq_mean", "seq_sum_const"),
@@ -204,6 +210,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "trainer.optimizer": ("adamw", "muon"),
     "trainer.schedule": ("constant", "cosine"),
 }
+MEMORY_TOOLS = ("plan", "note")
 STOP_ACTIONS = ("keep", "mask", "drop")
 PHASE_GROUPS = ("sandbox", "agent", "rollout", "algo", "reward", "batching", "trainer")
 PHASE_DATA = ("demonstrations", "passed_rollouts", "rollouts")
@@ -247,6 +254,7 @@ NOT_NEGATIVE = (
     "sandbox.infra_retries",
     "rollout.temperature",
     "rollout.max_staleness",
+    "agent.question_cost",
     "algo.clip_low",
     "algo.clip_high",
     "reward.grade_retries",
@@ -305,6 +313,7 @@ def _validate_groups(cfg: TrainConfig) -> None:
         if not _lookup(cfg, key) <= 1:
             raise ConfigError(f"{key} must be between 0 and 1, got {_lookup(cfg, key)}")
     _validate_stop_reasons(cfg.algo.stop_reasons)
+    _validate_agent(cfg.agent)
     _validate_limits(cfg)
     _validate_rollout(cfg.rollout)
     _validate_trainer(cfg.trainer)
@@ -318,6 +327,18 @@ def _validate_stop_reasons(stop_reasons: dict[str, str]) -> None:
             raise ConfigError(f"algo.stop_reasons.{reason}={action!r} is unknown: use one of {', '.join(STOP_ACTIONS)}")
         if StopReason(reason).is_infra and action != "drop":
             raise ConfigError(f"algo.stop_reasons.{reason}={action!r}: an outage always leaves its group; use drop")
+
+
+def _validate_agent(cfg: AgentConfig) -> None:
+    for name in cfg.memory_tools:
+        if name not in MEMORY_TOOLS or cfg.memory_tools.count(name) > 1:
+            raise ConfigError(
+                f"agent.memory_tools={list(cfg.memory_tools)} must be some of {', '.join(MEMORY_TOOLS)}, each once"
+            )
+    if cfg.question_cost and cfg.ask_human == "off":
+        raise ConfigError(
+            f"agent.question_cost={cfg.question_cost} does nothing with agent.ask_human=off: set that, or no cost"
+        )
 
 
 def _validate_limits(cfg: TrainConfig) -> None:

@@ -5,6 +5,16 @@ from swe_rl.agents.episode import run_episode
 from swe_rl.agents.formats import FORMATS
 from swe_rl.agents.prompts import load_prompt
 from swe_rl.agents.rendering import ChatRenderer
-from swe_rl.agents.toolset import DEFAULT_TOOLS, Toolset
+from swe_rl.agents.toolset import Toolset
+from swe_rl.agents.toolsets import TOOLSETS, make_toolset
 
-__all__ = ["DEFAULT_TOOLS", "FORMATS", "ChatRenderer", "SweEnvironment", "Toolset", "load_prompt", "run_episode"]
+__all__ = [
+    "FORMATS",
+    "TOOLSETS",
+    "ChatRenderer",
+    "SweEnvironment",
+    "Toolset",
+    "load_prompt",
+    "make_toolset",
+    "run_episode",
+]

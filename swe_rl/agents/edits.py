@@ -9,11 +9,58 @@ import re
 import tokenize
 from dataclasses import dataclass
 
+from swe_rl.agents.observation import ToolError
+
 _BOM = b"\xef\xbb\xbf"
 
 
-class EditError(Exception):
-    """The edit is not possible; the message is the observation for the policy."""
+class EditError(ToolError):
+    """The edit is not possible."""
+
+
+def occurrence_lines(data: bytes, text: str) -> list[int]:
+    """1-based lines on which `text` begins in `data`, without overlaps. Its newlines are read as `replace_text` does.
+
+    Raises EditError when `text` is empty.
+    """
+    part = _text_like(data, text)
+    if not part:
+        raise EditError("the text to look for is empty")
+    return [data.count(b"\n", 0, at) + 1 for at in _occurrences(data, part)]
+
+
+def replace_all(data: bytes, *, old: str, new: str) -> bytes:
+    """`data` with every occurrence of `old` replaced by `new`; newlines as in `replace_text`."""
+    return data.replace(_text_like(data, old), _text_like(data, new))
+
+
+def num_lines(data: bytes) -> int:
+    """Lines of a file; a last line without a newline counts."""
+    return data.count(b"\n") + (not data.endswith(b"\n") if data else 0)
+
+
+def insert_lines(data: bytes, *, after: int, text: str) -> bytes:
+    """`data` with `text` as whole lines after line `after` (0: at the top).
+
+    A newline that `text` lacks is added; at the end of a file without a last newline that one stays missing instead.
+    Raises EditError when there is no such line.
+    """
+    total = num_lines(data)
+    if not 0 <= after <= total:
+        raise EditError(f"line {after} is not in the file: it has {total} lines, and 0 is before the first")
+    return _splice(data, first=after + 1, last=after, text=text)
+
+
+def replace_lines(data: bytes, *, first: int, last: int, text: str) -> bytes:
+    """`data` with the lines `first` to `last` (1-based, both included) replaced by `text`; empty text deletes them.
+
+    `text` stands for whole lines, its last newline is treated as by `insert_lines`. Raises EditError for a range that
+    the file does not have.
+    """
+    total = num_lines(data)
+    if not 1 <= first <= last <= total:
+        raise EditError(f"lines {first}:{last} are not in the file: it has {total} lines")
+    return _splice(data, first=first, last=last, text=text)
 
 
 def replace_text(data: bytes, *, old: str, new: str) -> bytes:
@@ -26,7 +73,7 @@ def replace_text(data: bytes, *, old: str, new: str) -> bytes:
         raise EditError("old is empty")
     if old == new:
         raise EditError("old and new are the same")
-    old_bytes, new_bytes = (_encode(_newlines_like(data, text), "utf-8") for text in (old, new))
+    old_bytes, new_bytes = _text_like(data, old), _text_like(data, new)
     count = data.count(old_bytes)
     if count == 0:
         raise EditError("old not found")
@@ -161,6 +208,25 @@ def _syntax_message(what: str, err: SyntaxError | ValueError, *, shift: int) -> 
 
 def _encoding(content: bytes) -> str:
     return tokenize.detect_encoding(io.BytesIO(content).readline)[0]
+
+
+def _text_like(data: bytes, text: str) -> bytes:
+    return _encode(_newlines_like(data, text), "utf-8")
+
+
+def _splice(data: bytes, *, first: int, last: int, text: str) -> bytes:
+    """Puts `text` where lines `first` to `last` are; `last` = `first` - 1 replaces nothing."""
+    lines = re.findall(rb"[^\n]*\n|[^\n]+", data)
+    before, after = lines[: first - 1], lines[last:]
+    new, newline = _text_like(data, text), _text_like(data, "\n")
+    if new and before and not before[-1].endswith(b"\n"):  # added behind a last line without a newline
+        before[-1] += newline
+    ends_open = not after and bool(data) and not data.endswith(b"\n")
+    if ends_open:
+        new = new.removesuffix(newline)
+    elif new and not new.endswith(b"\n"):
+        new += newline
+    return b"".join(before) + new + b"".join(after)
 
 
 def _newlines_like(data: bytes, text: str) -> str:

@@ -6,6 +6,11 @@ import re
 
 from swe_rl.types import ExecResult, Outcome
 
+
+class ToolError(Exception):
+    """A call of the policy cannot be carried out; the message is the observation."""
+
+
 # CSI, OSC (ended by BEL or ST), and two-character escapes.
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")

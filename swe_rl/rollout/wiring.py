@@ -13,6 +13,8 @@ from swe_rl.agents.environment import SweEnvironment
 from swe_rl.agents.formats import FORMATS
 from swe_rl.agents.prompts import load_prompt
 from swe_rl.agents.rendering import ChatRenderer
+from swe_rl.agents.toolsets import make_toolset
+from swe_rl.agents.toolsets.human import make_human
 from swe_rl.config import SandboxConfig, TrainConfig
 from swe_rl.errors import SandboxError
 from swe_rl.protocols import Sandbox
@@ -32,7 +34,13 @@ def rollout_parts(cfg: TrainConfig, *, pool: Pool, renderer: ChatRenderer, trees
     """Parts as configured. `pool` bounds the sandboxes of episodes and grading together; `trees` holds materialised
     tasks. Equal patches of a task are graded once."""
     action_format = FORMATS[cfg.agent.action_format]
-    environment = partial(SweEnvironment, prompt=load_prompt(cfg.agent.prompt), action_format=action_format)
+    environment = partial(
+        SweEnvironment,
+        prompt=load_prompt(cfg.agent.prompt),
+        action_format=action_format,
+        toolset=make_toolset(cfg.agent),
+        human=make_human(cfg.agent.ask_human),
+    )
 
     @asynccontextmanager
     async def open_sandbox(task: Task) -> AsyncIterator[Sandbox]:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from swe_rl.agents import DEFAULT_TOOLS, FORMATS, SweEnvironment, load_prompt
+from swe_rl.agents import FORMATS, TOOLSETS, SweEnvironment, load_prompt
 from swe_rl.agents.observation import clean_text, describe
 from swe_rl.agents.visible_tests import summarize
 from swe_rl.errors import ConfigError, SandboxError, SandboxLost
@@ -134,10 +134,10 @@ async def test_test_tool_reads_only_the_framed_report() -> None:
 
 
 async def test_prompts() -> None:
-    nano = load_prompt("nano").messages(TASK, tools=DEFAULT_TOOLS.tools, action_format=FORMATS["xml"])
+    nano = load_prompt("nano").messages(TASK, tools=TOOLSETS["minimal"].tools, action_format=FORMATS["xml"])
     assert nano == [{"role": "user", "content": "add(1, 2) gave -1, expected 3."}]
-    system, user = load_prompt("default").messages(TASK, tools=DEFAULT_TOOLS.tools, action_format=FORMATS["xml"])
-    for tool in DEFAULT_TOOLS.tools:
+    system, user = load_prompt("default").messages(TASK, tools=TOOLSETS["minimal"].tools, action_format=FORMATS["xml"])
+    for tool in TOOLSETS["minimal"].tools:
         assert f"- {tool.name}: {tool.description}" in system["content"]
         for key, meaning in tool.parameters.items():
             assert f"{key}: {meaning}" in system["content"]
