@@ -127,6 +127,7 @@ class Turn:
     tool_call: ToolCall | None  # None after a format error
     observation: str  # text shown to the policy for this turn; "" after the last
     format_error: bool = False
+    repaired: str = ""  # what the parser read although it was not quite right; "" when nothing
     # None: the context only grew. Else this turn left out something of it: the policy saw the first `kept_context` ids
     # of the turn before (prompt and sampled ids together), then `context_ids`. A new sample begins here.
     kept_context: int | None = None

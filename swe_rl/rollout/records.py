@@ -75,6 +75,7 @@ def from_row(row: Mapping[str, Any]) -> Trajectory:
                 "tool_call": json.loads(turn["tool_call_json"]),
                 "observation": turn["observation"],
                 "format_error": turn["format_error"],
+                "repaired": turn.get("repaired"),
                 "kept_context": turn.get("kept_context"),
             }
         )
@@ -102,6 +103,7 @@ def parquet_schema() -> Any:
         "tool_call_json": text,
         "observation": text,
         "format_error": pa.bool_(),
+        "repaired": text,
         "kept_context": pa.int32(),
     }
     columns = {
@@ -132,6 +134,7 @@ def _turn_row(turn: Turn) -> dict[str, Any]:
         "tool_call_json": json.dumps(None if turn.tool_call is None else dataclasses.asdict(turn.tool_call)),
         "observation": turn.observation,
         "format_error": turn.format_error,
+        "repaired": turn.repaired,
         "kept_context": turn.kept_context,
     }
 
@@ -152,5 +155,6 @@ def _turn(data: Mapping[str, Any]) -> Turn:
         tool_call=None if call is None else ToolCall(**call),
         observation=data["observation"],
         format_error=data["format_error"],
+        repaired=data.get("repaired") or "",
         kept_context=data.get("kept_context"),
     )

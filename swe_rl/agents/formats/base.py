@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 
 from swe_rl.types import ToolCall
 
 FormatErrorKind = Literal["no_call", "truncated", "malformed", "several"]
+NAME = r"[A-Za-z_][A-Za-z0-9_.-]*"  # of a tool or a parameter, in every format
+
+_THINK, _END_THINK = "<think>", "</think>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,11 +20,12 @@ class ParsedAction:
 
     tool_call: ToolCall
     thought: str = ""
+    repaired: str = ""  # what was not quite as the format wants it and was read all the same; "" when all was right
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatError:
-    """The text holds no executable call. It is shown to the policy, so it stays short."""
+    """The text holds no executable call. `message` is for a policy that pays for every token, `explain` for others."""
 
     kind: FormatErrorKind
     seen: str  # what is wrong with the text
@@ -30,6 +34,11 @@ class FormatError:
     @property
     def message(self) -> str:
         return f"format error: {self.seen}; expected {self.expected}"
+
+    def explain(self, *, tries_left: int) -> str:
+        """What was seen, what is expected, an example, and how many further errors in a row are allowed."""
+        tries = "this was the last try" if tries_left <= 0 else f"tries left: {tries_left}"
+        return f"Format error, nothing was run.\nSeen: {self.seen}.\nExpected: {self.expected}\nIn a row, {tries}."
 
 
 class ActionFormat(Protocol):
@@ -40,3 +49,14 @@ class ActionFormat(Protocol):
 
     def parse(self, text: str) -> ParsedAction | FormatError: ...
     def render(self, name: str, arguments: Mapping[str, str]) -> str: ...
+    def bind(self, tools: Mapping[str, Sequence[str]]) -> Self:
+        """The format for these tools (name -> parameters in their order); the same one where it needs no names."""
+        ...
+
+
+def after_thought(text: str) -> int | None:
+    """Where calls may begin: behind a leading `<think>...</think>`. None when that thought never ended."""
+    if not text.lstrip().startswith(_THINK):
+        return 0
+    end = text.find(_END_THINK)
+    return None if end < 0 else end + len(_END_THINK)

@@ -10,20 +10,20 @@ Rules, all of them tested:
   put a backslash before the slash: `<\/parameter>`; to write that text, one more: `<\\/parameter>`. Nothing else is
   escaped.
 - A call without its end tag is never executed.
+- Nothing is repaired: the tags leave no doubt about what was meant, or no call is there.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from swe_rl.agents.formats.base import FormatError, FormatErrorKind, ParsedAction
+from swe_rl.agents.formats.base import NAME, FormatError, FormatErrorKind, ParsedAction, after_thought
 from swe_rl.types import ToolCall
 
-_NAME = r"[A-Za-z_][A-Za-z0-9_.-]*"
-_OPEN = re.compile(rf"<function=({_NAME})>")
+_OPEN = re.compile(rf"<function=({NAME})>")
 _ANY_OPEN = re.compile(r"<function\b")
-_PARAMETER = re.compile(rf"\s*<parameter=({_NAME})>")
+_PARAMETER = re.compile(rf"\s*<parameter=({NAME})>")
 _END_VALUE = "</parameter>"
 _END_CALL = re.compile(r"\s*</function>")
 _ESCAPE = re.compile(r"<(\\*)/(parameter|function)>")
@@ -40,12 +40,9 @@ class XmlFormat:
 
     def parse(self, text: str) -> ParsedAction | FormatError:
         """The one call in `text`, or why there is none."""
-        start = 0
-        if text.lstrip().startswith("<think>"):
-            end = text.find("</think>")
-            if end < 0:
-                return _error("no_call", "the thought never ended")
-            start = end + len("</think>")
+        start = after_thought(text)
+        if start is None:
+            return _error("no_call", "the thought never ended")
         opening = _OPEN.search(text, start)
         if opening is None:
             if _ANY_OPEN.search(text, start):
@@ -62,10 +59,14 @@ class XmlFormat:
     def render(self, name: str, arguments: Mapping[str, str]) -> str:
         """The text of a call. Raises ValueError for a name that the format cannot carry."""
         for word in (name, *arguments):
-            if not re.fullmatch(_NAME, word):
+            if not re.fullmatch(NAME, word):
                 raise ValueError(f"{word!r} cannot be a function or parameter name in the xml format")
         values = "".join(f"<parameter={key}>{_render_value(value)}{_END_VALUE}" for key, value in arguments.items())
         return f"<function={name}>{values}</function>"
+
+    def bind(self, tools: Mapping[str, Sequence[str]]) -> XmlFormat:
+        """Itself: a call names its tool and its parameters."""
+        return self
 
 
 def _parameters(text: str, position: int) -> tuple[dict[str, str], int, FormatError | None]:

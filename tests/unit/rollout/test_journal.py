@@ -66,6 +66,7 @@ def make_trajectory(task_id: str = "t", index: int = 0, *, seed: int = 0, reward
                 tool_call=call,
                 observation="ok \U0001f600\n",
                 format_error=call is None,
+                repaired="a brace" if number == 1 else "",
                 kept_context=3 if number == 2 else None,
             )
         )

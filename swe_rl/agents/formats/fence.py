@@ -1,0 +1,195 @@
+r"""The fenced format: exactly one block between lines of backticks; its label says what it is.
+
+    ```command            a command for the shell, as it is; `bash` and `sh` mean the same
+    grep -n 'def f' *.py
+    ```
+    ```edit               a call of the tool `edit`, one `--NAME 'VALUE'` for each parameter
+    --path 'calc.py' --text 'a
+    b'
+    ```
+    ```tool sh            the same for a tool whose name alone means something else here
+    ```
+
+Rules, all of them tested:
+- The free text before the block is the thought; a leading `<think>...</think>` is never searched.
+- Bound to the names of tools, the format takes only their labels and the shell's for actions, so that other blocks
+  (```python) belong to the thought. Then the first word of a command block may also be a tool: `open calc.py 20`,
+  `edit --path calc.py 3:4 <<'EOF'`. Words without a name, and a here-document, go to the
+  parameters in their order.
+- The last line break before the closing backticks is layout; every other character of a command counts. A block ends at
+  the first line that is nothing but at least as many backticks as it began with.
+- Quotes are the shell's: a value in single quotes is kept to the character, a single quote itself is `'\''`.
+- A block without its closing line is never executed. More than one action block is an error.
+- Read all the same, and flagged as repaired: a block without a label, taken for the shell's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from swe_rl.agents.formats.base import NAME, FormatError, FormatErrorKind, ParsedAction, after_thought
+from swe_rl.agents.formats.words import Word, WordError, read_words
+from swe_rl.types import ToolCall
+
+_SHELL_LABELS = ("command", "bash", "sh", "shell")
+_SHELL_TOOLS = ("bash", "execute_bash")
+_FENCE = re.compile(r"(?<!`)(`{3,})([^`\n]*)$", re.MULTILINE)
+_NAMED = re.compile(rf"(tool[ \t]+)?({NAME})")
+_OPTION = re.compile(rf"--({NAME})")
+_EXAMPLE = (
+    "one block of a line ```command, the command, and a line ``` "
+    "(or ```TOOL and --NAME 'VALUE' for each parameter of a tool)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    label: str
+    body: str
+    start: int
+    closed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FenceFormat:
+    tools: Mapping[str, Sequence[str]] | None = None  # name -> parameters in order; None: any label is a tool
+
+    name = "fence"
+    help = (
+        "a block that begins with a line ```command and ends with a line ```, the shell command between them as it is; "
+        "for a tool that is no shell the label is its name, and --NAME 'VALUE' gives each parameter, quoted as in a "
+        "shell"
+    )
+
+    def parse(self, text: str) -> ParsedAction | FormatError:
+        """The one call in `text`, or why there is none."""
+        start = after_thought(text)
+        if start is None:
+            return _error("no_call", "the thought never ended")
+        actions = [block for block in _blocks(text, start) if self._is_action(block)]
+        if not actions:
+            return _error("no_call", "no command block")
+        block = actions[0]
+        if not block.closed:
+            return _error("truncated", "the block is not closed by a line of backticks")
+        if len(actions) > 1:
+            return _error("several", "more than one command block")
+        try:
+            call = self._call(block)
+        except WordError as err:
+            return _error("malformed", str(err))
+        repaired = "" if block.label else "a block without a label"
+        return ParsedAction(tool_call=call, thought=text[: block.start], repaired=repaired)
+
+    def render(self, name: str, arguments: Mapping[str, str]) -> str:
+        """The text of a call. Raises ValueError for a name that the format cannot carry."""
+        for word in (name, *arguments):
+            if not re.fullmatch(NAME, word):
+                raise ValueError(f"{word!r} cannot be a function or parameter name in the fence format")
+        shell, parameter = self._shell()
+        if name == shell and list(arguments) == [parameter] and self._tool_of(arguments[parameter]) is None:
+            return _fenced("command", arguments[parameter])
+        plain = name not in (shell, *_SHELL_LABELS) and (self.tools is None or name in self.tools)
+        label = name if plain else f"tool {name}"
+        return _fenced(label, "\n".join(f"--{key} {_quote(value)}" for key, value in arguments.items()))
+
+    def bind(self, tools: Mapping[str, Sequence[str]]) -> FenceFormat:
+        """The format for these tools (name -> parameters in their order)."""
+        return FenceFormat({name: tuple(parameters) for name, parameters in tools.items()})
+
+    def _shell(self) -> tuple[str, str]:
+        """(tool, parameter) that a command block is for."""
+        for name in _SHELL_TOOLS:
+            if self.tools is not None and self.tools.get(name):
+                return name, self.tools[name][0]
+        return "bash", "command"
+
+    def _is_action(self, block: _Block) -> bool:
+        if block.label in ("", *_SHELL_LABELS):
+            return True
+        named = _NAMED.fullmatch(block.label)
+        return named is not None and bool(named.group(1) or self.tools is None or named.group(2) in self.tools)
+
+    def _tool_of(self, command: str) -> str | None:
+        """The tool that is not the shell's and that is the first word of a command."""
+        first = command.split(maxsplit=1)[:1]
+        known = bool(first) and self.tools is not None and first[0] in self.tools and first[0] != self._shell()[0]
+        return first[0] if known else None
+
+    def _call(self, block: _Block) -> ToolCall:
+        """The call that a block means. Raises WordError."""
+        named = _NAMED.fullmatch(block.label)
+        if named is not None and block.label not in _SHELL_LABELS:
+            return ToolCall(name=named.group(2), arguments=_arguments(block.body, ()))
+        tool = self._tool_of(block.body)
+        if tool is None:
+            shell, parameter = self._shell()
+            return ToolCall(name=shell, arguments={parameter: block.body})
+        return ToolCall(name=tool, arguments=_arguments(block.body.lstrip()[len(tool) :], (self.tools or {})[tool]))
+
+
+def _arguments(line: str, order: Sequence[str]) -> dict[str, str]:
+    """Arguments by name; those without one get the names of `order` that are left. Raises WordError."""
+    words = read_words(line)
+    arguments: dict[str, str] = {}
+    free: list[Word] = []
+    while words:
+        word = words.pop(0)
+        key = _option(word, order)
+        if key is None:
+            free.append(word)
+        elif key in arguments:
+            raise WordError(f"--{key} given twice")
+        else:
+            switch = not words or words[0].here or _option(words[0], order) is not None
+            arguments[key] = "true" if switch else words.pop(0).text
+    places = [key for key in order if key not in arguments]
+    if len(free) > len(places):
+        raise WordError(f"a value without a name: {free[len(places)].text[:20]!r}")
+    return arguments | {key: word.text for key, word in zip(places, free, strict=False)}
+
+
+def _option(word: Word, order: Sequence[str]) -> str | None:
+    """The parameter that an unquoted `--NAME` means; a hyphen may stand for an underscore."""
+    found = None if word.quoted else _OPTION.fullmatch(word.text)
+    if found is None:
+        return None
+    other = found.group(1).replace("-", "_")
+    return other if other in order else found.group(1)
+
+
+def _blocks(text: str, start: int) -> Iterator[_Block]:
+    """Fenced blocks from `start` on; the last may lack its end. A block may begin within a line if it has a label."""
+    opening = None
+    for line in _FENCE.finditer(text, start):
+        ticks, label = line.group(1), line.group(2).strip()
+        at_start = line.start() == start or text[line.start() - 1] == "\n"
+        if opening is None:
+            attached = bool(_NAMED.fullmatch(label)) and not line.group(2)[0].isspace()
+            opening = line if at_start or attached else None
+        elif at_start and not label and len(ticks) >= len(opening.group(1)):
+            yield _block(text, opening, line.start())
+            opening = None
+    if opening is not None:
+        yield _block(text, opening, None)
+
+
+def _block(text: str, opening: re.Match[str], end: int | None) -> _Block:
+    body = text[opening.end() + 1 : None if end is None else max(end - 1, opening.end() + 1)]
+    return _Block(opening.group(2).strip(), body, opening.start(), end is not None)
+
+
+def _fenced(label: str, body: str) -> str:
+    longest = max((len(run) for run in re.findall(r"`+", body)), default=0)
+    ticks = "`" * max(3, longest + 1)
+    return f"{ticks}{label}\n{body}\n{ticks}"
+
+
+def _quote(value: str) -> str:
+    return "'" + value.replace("'", "'\\''") + "'"
+
+
+def _error(kind: FormatErrorKind, seen: str) -> FormatError:
+    return FormatError(kind=kind, seen=seen, expected=_EXAMPLE)
