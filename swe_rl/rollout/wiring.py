@@ -33,12 +33,13 @@ class Pool(Protocol):
 def rollout_parts(cfg: TrainConfig, *, pool: Pool, renderer: ChatRenderer, trees: str | Path) -> RolloutParts:
     """Parts as configured. `pool` bounds the sandboxes of episodes and grading together; `trees` holds materialised
     tasks. Equal patches of a task are graded once."""
-    action_format = FORMATS[cfg.agent.action_format]
+    toolset = make_toolset(cfg.agent)
+    action_format = FORMATS[cfg.agent.action_format].bind(toolset.signatures)
     environment = partial(
         SweEnvironment,
         prompt=load_prompt(cfg.agent.prompt),
         action_format=action_format,
-        toolset=make_toolset(cfg.agent),
+        toolset=toolset,
         human=make_human(cfg.agent.ask_human),
     )
 

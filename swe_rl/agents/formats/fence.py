@@ -12,15 +12,13 @@ r"""The fenced format: exactly one block between lines of backticks; its label s
 
 Rules, all of them tested:
 - The free text before the block is the thought; a leading `<think>...</think>` is never searched.
-- Bound to the names of tools, the format takes only their labels and the shell's for actions, so that other blocks
-  (```python) belong to the thought. Then the first word of a command block may also be a tool: `open calc.py 20`,
-  `edit --path calc.py 3:4 <<'EOF'`. Words without a name, and a here-document, go to the
-  parameters in their order.
+- Bound to the names of tools, the format takes only their labels and the shell's for actions: other blocks (```python)
+  belong to the thought.
 - The last line break before the closing backticks is layout; every other character of a command counts. A block ends at
   the first line that is nothing but at least as many backticks as it began with.
 - Quotes are the shell's: a value in single quotes is kept to the character, a single quote itself is `'\''`.
 - A block without its closing line is never executed. More than one action block is an error.
-- Read all the same, and flagged as repaired: a block without a label, taken for the shell's.
+- Read all the same, and flagged as repaired: a block without a label, taken for the shell's; a value without quotes.
 """
 
 from __future__ import annotations
@@ -30,18 +28,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from swe_rl.agents.formats.base import NAME, FormatError, FormatErrorKind, ParsedAction, after_thought
-from swe_rl.agents.formats.words import Word, WordError, read_words
 from swe_rl.types import ToolCall
 
 _SHELL_LABELS = ("command", "bash", "sh", "shell")
 _SHELL_TOOLS = ("bash", "execute_bash")
 _FENCE = re.compile(r"(?<!`)(`{3,})([^`\n]*)$", re.MULTILINE)
 _NAMED = re.compile(rf"(tool[ \t]+)?({NAME})")
-_OPTION = re.compile(rf"--({NAME})")
+_OPTION = re.compile(rf"\s*--({NAME})(?:[ \t\r\n]+|=)")
+_VALUE = re.compile(
+    r"""(?P<single>'[^']*'(?:\\''[^']*')*)|"(?P<double>(?:[^"\\]|\\.)*)"|(?P<bare>[^\s'"\\]+)""", re.DOTALL
+)
+_UNESCAPE = re.compile(r'\\([\\"$`])')  # inside double quotes a backslash counts before these only
 _EXAMPLE = (
     "one block of a line ```command, the command, and a line ``` "
     "(or ```TOOL and --NAME 'VALUE' for each parameter of a tool)"
 )
+
+
+class _Malformed(Exception):
+    """A closed block, but not a call; the message is shown to the policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +82,9 @@ class FenceFormat:
         if len(actions) > 1:
             return _error("several", "more than one command block")
         try:
-            call = self._call(block)
-        except WordError as err:
+            call, repaired = self._call(block)
+        except _Malformed as err:
             return _error("malformed", str(err))
-        repaired = "" if block.label else "a block without a label"
         return ParsedAction(tool_call=call, thought=text[: block.start], repaired=repaired)
 
     def render(self, name: str, arguments: Mapping[str, str]) -> str:
@@ -89,11 +93,11 @@ class FenceFormat:
             if not re.fullmatch(NAME, word):
                 raise ValueError(f"{word!r} cannot be a function or parameter name in the fence format")
         shell, parameter = self._shell()
-        if name == shell and list(arguments) == [parameter] and self._tool_of(arguments[parameter]) is None:
+        if name == shell and list(arguments) == [parameter]:
             return _fenced("command", arguments[parameter])
         plain = name not in (shell, *_SHELL_LABELS) and (self.tools is None or name in self.tools)
-        label = name if plain else f"tool {name}"
-        return _fenced(label, "\n".join(f"--{key} {_quote(value)}" for key, value in arguments.items()))
+        body = "\n".join(f"--{key} {_quote(value)}" for key, value in arguments.items())
+        return _fenced(name if plain else f"tool {name}", body)
 
     def bind(self, tools: Mapping[str, Sequence[str]]) -> FenceFormat:
         """The format for these tools (name -> parameters in their order)."""
@@ -112,52 +116,40 @@ class FenceFormat:
         named = _NAMED.fullmatch(block.label)
         return named is not None and bool(named.group(1) or self.tools is None or named.group(2) in self.tools)
 
-    def _tool_of(self, command: str) -> str | None:
-        """The tool that is not the shell's and that is the first word of a command."""
-        first = command.split(maxsplit=1)[:1]
-        known = bool(first) and self.tools is not None and first[0] in self.tools and first[0] != self._shell()[0]
-        return first[0] if known else None
-
-    def _call(self, block: _Block) -> ToolCall:
-        """The call that a block means. Raises WordError."""
+    def _call(self, block: _Block) -> tuple[ToolCall, str]:
+        """(call that an action block means, what was repaired). Raises _Malformed."""
         named = _NAMED.fullmatch(block.label)
-        if named is not None and block.label not in _SHELL_LABELS:
-            return ToolCall(name=named.group(2), arguments=_arguments(block.body, ()))
-        tool = self._tool_of(block.body)
-        if tool is None:
+        if named is None or block.label in _SHELL_LABELS:
             shell, parameter = self._shell()
-            return ToolCall(name=shell, arguments={parameter: block.body})
-        return ToolCall(name=tool, arguments=_arguments(block.body.lstrip()[len(tool) :], (self.tools or {})[tool]))
+            repaired = "" if block.label else "a block without a label"
+            return ToolCall(name=shell, arguments={parameter: block.body}), repaired
+        arguments, repaired = _arguments(block.body)
+        return ToolCall(name=named.group(2), arguments=arguments), repaired
 
 
-def _arguments(line: str, order: Sequence[str]) -> dict[str, str]:
-    """Arguments by name; those without one get the names of `order` that are left. Raises WordError."""
-    words = read_words(line)
+def _arguments(body: str) -> tuple[dict[str, str], str]:
+    """(arguments by name, what was repaired). Raises _Malformed."""
     arguments: dict[str, str] = {}
-    free: list[Word] = []
-    while words:
-        word = words.pop(0)
-        key = _option(word, order)
-        if key is None:
-            free.append(word)
-        elif key in arguments:
-            raise WordError(f"--{key} given twice")
-        else:
-            switch = not words or words[0].here or _option(words[0], order) is not None
-            arguments[key] = "true" if switch else words.pop(0).text
-    places = [key for key in order if key not in arguments]
-    if len(free) > len(places):
-        raise WordError(f"a value without a name: {free[len(places)].text[:20]!r}")
-    return arguments | {key: word.text for key, word in zip(places, free, strict=False)}
+    repaired, position, end = "", 0, len(body.rstrip(" \t\r\n"))
+    while position < end:
+        option = _OPTION.match(body, position)
+        if option is None:
+            raise _Malformed(f"no --NAME 'VALUE' at {body[position:].lstrip()[:20]!r}")
+        value = _VALUE.match(body, option.end())
+        if value is None or not (value.end() >= end or body[value.end()].isspace()):
+            raise _Malformed(f"the value of --{option.group(1)} is not one quoted text")
+        if option.group(1) in arguments:
+            raise _Malformed(f"--{option.group(1)} given twice")
+        arguments[option.group(1)] = _value(value)
+        repaired = "a value without quotes" if value["bare"] is not None else repaired
+        position = value.end()
+    return arguments, repaired
 
 
-def _option(word: Word, order: Sequence[str]) -> str | None:
-    """The parameter that an unquoted `--NAME` means; a hyphen may stand for an underscore."""
-    found = None if word.quoted else _OPTION.fullmatch(word.text)
-    if found is None:
-        return None
-    other = found.group(1).replace("-", "_")
-    return other if other in order else found.group(1)
+def _value(found: re.Match[str]) -> str:
+    if found["single"] is not None:
+        return found["single"][1:-1].replace("'\\''", "'")
+    return found.group() if found["bare"] is not None else _UNESCAPE.sub(r"\1", found["double"])
 
 
 def _blocks(text: str, start: int) -> Iterator[_Block]:
