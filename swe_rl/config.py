@@ -61,10 +61,18 @@ class AgentConfig:
     prompt: str = "nano"  # a prompt of swe_rl/agents/prompts
     action_format: str = "xml"  # xml | hermes | fence
     max_turns: int = 8
+    soft_turns: int = 0  # turns that the policy is told it has, when it shall have more; 0: max_turns
+    remind_turns: int = 0  # with so many turns left, observations begin to end in how many; 0: never
     max_context_tokens: int = 512  # prompt + everything after it
     max_turn_tokens: int = 160  # sampled tokens per turn
+    max_generated_tokens: int = 0  # sampled tokens of the episode; 0: what the context has room for
+    remind_tokens: int = 0  # from so many context tokens on, observations end in how many are left; 0: never
     max_observation_tokens: int = 128  # head and tail kept
+    keep_observations: int = 0  # older observations leave the context, a note stays; 0: all are kept
+    drop_from_tokens: int = 0  # they leave it only when the context is longer than this
     max_format_errors: int = 3  # in a row
+    explain_errors: bool = False  # a format error is explained in full: what was seen, expected, an example, tries left
+    tool_s: float = 0.0  # seconds that the tool calls of the episode may take together; 0: episode_s
     episode_s: float = 300.0
 
 
@@ -254,7 +262,8 @@ NOT_NEGATIVE = (
     "sandbox.infra_retries",
     "rollout.temperature",
     "rollout.max_staleness",
-    "agent.question_cost",
+    *(f"agent.{key}" for key in ("question_cost", "soft_turns", "remind_turns", "max_generated_tokens")),
+    *(f"agent.{key}" for key in ("remind_tokens", "keep_observations", "drop_from_tokens", "tool_s")),
     "algo.clip_low",
     "algo.clip_high",
     "reward.grade_retries",
@@ -338,6 +347,25 @@ def _validate_agent(cfg: AgentConfig) -> None:
     if cfg.question_cost and cfg.ask_human == "off":
         raise ConfigError(
             f"agent.question_cost={cfg.question_cost} does nothing with agent.ask_human=off: set that, or no cost"
+        )
+    if cfg.drop_from_tokens and not cfg.keep_observations:
+        raise ConfigError(
+            f"agent.drop_from_tokens={cfg.drop_from_tokens} does nothing with agent.keep_observations=0: set that"
+        )
+    for key, limit in (
+        ("soft_turns", "max_turns"),
+        ("remind_turns", "max_turns"),
+        ("remind_tokens", "max_context_tokens"),
+        ("drop_from_tokens", "max_context_tokens"),
+        ("tool_s", "episode_s"),
+    ):
+        if getattr(cfg, key) > getattr(cfg, limit):
+            raise ConfigError(
+                f"agent.{key}={getattr(cfg, key)} can never be reached: agent.{limit} is {getattr(cfg, limit)}"
+            )
+    if cfg.soft_turns and not cfg.remind_turns:
+        raise ConfigError(
+            f"agent.soft_turns={cfg.soft_turns} does nothing with agent.remind_turns=0: nobody is told; set that"
         )
 
 

@@ -1,7 +1,8 @@
 """One episode: prompt, sampled ids, one action, its observation, and again, until something ends it.
 
-Token in, token out: `ids` only ever grows, by a rendered delta or by sampled ids, so the prompt of turn n+1 starts with
-the exact ids of turn n. Sampled ids are decoded to find the action and are never encoded again.
+Token in, token out: the context grows by rendered deltas and by sampled ids, so the prompt of turn n+1 starts with the
+exact ids of turn n, unless a turn says that it left something out (agents/context.py). Sampled ids are decoded to find
+the action and are never encoded again.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from swe_rl.agents.budget import Budget, End, OutOfTime
-from swe_rl.agents.formats import ActionFormat, FormatError
+from swe_rl.agents.context import Context, Delta
+from swe_rl.agents.formats import ActionFormat, FormatError, ParsedAction
 from swe_rl.agents.rendering import ChatRenderer
 from swe_rl.config import AgentConfig
 from swe_rl.errors import EngineDead, EngineError, InvariantError, SandboxError
@@ -37,13 +39,20 @@ async def run_episode(
     rollout_index: int,
     seeds: Callable[[int], int],
     temperature: float = 1.0,
+    earlier: Trajectory | None = None,
 ) -> Trajectory:
     """Plays `task` once; `seeds(turn)` seeds the sampling of each turn. The patch and the reward are still None.
 
+    With `earlier` its turns come first and its budget is what is left of: a resumed episode, or one that branches off.
+    `env` must then be in the state after them (a fork); it is not reset.
     Every ending is a StopReason: trouble of the sandbox or the engine is INFRA_ERROR with the turns so far. Only
     cancellation, InvariantError and EngineDead pass through. The session `trajectory_id` is released always.
     """
-    episode = _Episode(env, policy, renderer, action_format, Budget(limits), trajectory_id, seeds, temperature)
+    budget = Budget.after(limits, earlier) if earlier else Budget(limits)
+    episode = _Episode(env, policy, renderer, action_format, budget, trajectory_id, seeds, temperature)
+    if earlier:
+        episode.turns = list(earlier.turns)
+        episode.timings |= {key: earlier.timings_s.get(key, 0.0) for key in episode.timings}
     try:
         end = await episode.play(task)
     except OutOfTime as err:
@@ -82,23 +91,31 @@ class _Episode:
     errors: list[FormatError] = field(default_factory=list)  # in a row
 
     async def play(self, task: Task) -> End:
-        ids: list[int] = []
-        with self._timed("environment"):
-            async with self.budget.clock(StopReason.ENV_TIMEOUT):
-                delta = self.renderer.initial_ids(await self.env.reset(task))
-        while (end := self.budget.admit(len(delta))) is None:
-            ids += delta
-            completion = await self._sample(ids)
-            ids += completion.token_ids
+        limits = self.budget.limits
+        context = Context.after(self.renderer, limits, self.turns)
+        if self.turns:
+            self.errors = self._errors_so_far()
+            delta = context.observation(self.turns[-1].observation, self.turns[-1].completion.token_ids)
+        else:
+            delta = Delta(self.renderer.initial_ids(await self._reset(task)))
+        end = self.budget.last_turn() if self.turns else None
+        while (end := end or self.budget.admit(len(delta.ids), kept=delta.kept)) is None:
+            context.append(delta)
+            completion = await self._sample(context.ids)
+            context.ids += completion.token_ids
             step = await self._act(delta, completion)
             if isinstance(step, End):
                 return step
-            limit = self.budget.limits.max_observation_tokens
-            observation = self.renderer.cut(step.observation, max_tokens=limit)
+            observation = self.renderer.cut(step.observation, max_tokens=limits.max_observation_tokens)
+            observation = "\n".join(text for text in (observation, self.budget.reminder()) if text)
             self.turns[-1] = replace(self.turns[-1], observation=observation)
-            closed = completion.token_ids[-1] == self.renderer.im_end
-            delta = self.renderer.observation_ids(observation, closed=closed)
+            delta = context.observation(observation, completion.token_ids)
         return end
+
+    async def _reset(self, task: Task) -> list[Mapping[str, str]]:
+        with self._timed("environment"):
+            async with self.budget.clock(StopReason.ENV_TIMEOUT):
+                return await self.env.reset(task)
 
     async def _sample(self, ids: list[int]) -> Completion:
         params = SamplingParams(
@@ -111,29 +128,40 @@ class _Episode:
             async with self.budget.clock(StopReason.TIMEOUT):
                 return _checked(await self.policy.generate(ids, params, session=self.session))
 
-    async def _act(self, delta: list[int], completion: Completion) -> EnvStep | End:
+    async def _act(self, delta: Delta, completion: Completion) -> EnvStep | End:
         """Records the turn, runs its action, and says what the policy sees next or why the episode is over."""
         action = self.action_format.parse(self.renderer.text(completion.token_ids))
-        call = None if isinstance(action, FormatError) else action.tool_call
-        self.turns.append(
-            Turn(context_ids=delta, completion=completion, tool_call=call, observation="", format_error=call is None)
-        )
+        self.turns.append(_turn(delta, completion, action))
         if completion.finish_reason == "cancelled":
             return End(StopReason.CANCELLED, "the engine cancelled the request")
         cut = self.budget.spend(completion)
         if isinstance(action, FormatError):
             self.errors.append(action)
-            step = EnvStep(observation=action.message)
-            if cut is None and len(self.errors) >= self.budget.limits.max_format_errors:
+            tries_left = self.budget.limits.max_format_errors - len(self.errors)
+            step = EnvStep(observation=self._explain(action, tries_left))
+            if cut is None and tries_left <= 0:
                 return _too_many(self.errors)
         else:
             self.errors.clear()
             with self._timed("environment"):
-                async with self.budget.clock(StopReason.ENV_TIMEOUT):
+                async with self.budget.tool_clock():
                     step = await self.env.step(action.tool_call)
         if step.done:
             return End(StopReason(step.stop_reason or StopReason.SUBMITTED), step.observation)
         return cut or self.budget.last_turn() or step
+
+    def _explain(self, error: FormatError, tries_left: int) -> str:
+        return error.explain(tries_left=tries_left) if self.budget.limits.explain_errors else error.message
+
+    def _errors_so_far(self) -> list[FormatError]:
+        """The format errors that end the turns so far, in a row."""
+        errors: list[FormatError] = []
+        for turn in reversed(self.turns):
+            action = self.action_format.parse(self.renderer.text(turn.completion.token_ids))
+            if not isinstance(action, FormatError):
+                break
+            errors.insert(0, action)
+        return errors
 
     @contextmanager
     def _timed(self, key: str) -> Iterator[None]:
@@ -143,6 +171,19 @@ class _Episode:
             yield
         finally:
             self.timings[key] += time.monotonic() - start
+
+
+def _turn(delta: Delta, completion: Completion, action: ParsedAction | FormatError) -> Turn:
+    parsed = None if isinstance(action, FormatError) else action
+    return Turn(
+        context_ids=delta.ids,
+        completion=completion,
+        tool_call=parsed.tool_call if parsed else None,
+        observation="",
+        format_error=parsed is None,
+        repaired=parsed.repaired if parsed else "",
+        kept_context=delta.kept,
+    )
 
 
 async def _release(policy: Policy, session: str) -> None:

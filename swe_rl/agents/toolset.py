@@ -7,7 +7,7 @@ SandboxError and passes through.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -85,17 +85,28 @@ class Toolset:
         *,
         synonyms: Mapping[str, str] | None = None,
         footer: Callable[[Workspace], str] | None = None,
+        commands: Collection[str] = (),
     ) -> None:
-        """`synonyms`: another name of a tool -> its name. `footer` makes the last line of every observation."""
+        """`synonyms`: another name of a tool -> its name. `footer` makes the last line of every observation.
+        `commands`: tools that the shell tool of this set runs as well, when they are written as commands."""
         self.tools = tools
         self._synonyms = synonyms or {}
         self._by_name = {tool.name: tool for tool in tools}
         self._by_name |= {other: self._by_name[name] for other, name in self._synonyms.items()}
         self._footer = footer
+        self._commands = commands
+
+    @property
+    def signatures(self) -> dict[str, tuple[str, ...]]:
+        """Name -> parameters in order, as an action format is bound to them: without the tools that are commands."""
+        return {tool.name: (*tool.parameters, *tool.optional) for tool in self.tools if tool.name not in self._commands}
 
     def extended(self, *tools: Tool) -> Toolset:
         """The same with more tools."""
-        return Toolset((*self.tools, *tools), synonyms=self._synonyms, footer=self._footer) if tools else self
+        if not tools:
+            return self
+        all_tools = (*self.tools, *tools)
+        return Toolset(all_tools, synonyms=self._synonyms, footer=self._footer, commands=self._commands)
 
     async def call(self, call: ToolCall, *, workspace: Workspace) -> EnvStep:
         """One tool call. Raises SandboxError for trouble of the machine only."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from swe_rl.agents.episode import run_episode
 from swe_rl.agents.formats import ActionFormat
 from swe_rl.agents.rendering import ChatRenderer
+from swe_rl.agents.toolsets.human import charge_questions
 from swe_rl.config import AgentConfig
 from swe_rl.errors import PatchError, SandboxError, SandboxUnavailable
 from swe_rl.protocols import Environment, Policy, RewardFn, Sandbox
@@ -73,6 +74,7 @@ class RolloutRunner:
             raise
         except SandboxError as err:
             return replace(trajectory, stop_reason=StopReason.INFRA_ERROR, detail=f"grading: {err!r}")
+        reward = charge_questions(reward, trajectory, cost=self._parts.limits.question_cost)
         return replace(trajectory, reward=reward, timings_s={**trajectory.timings_s, "grade": time.monotonic() - start})
 
     async def _attempt(self, task: Task, key: RolloutKey, temperature: float) -> Trajectory:

@@ -14,7 +14,7 @@ from swe_rl.agents.edits import num_lines, occurrence_lines, replace_all, replac
 from swe_rl.agents.observation import ToolError, describe
 from swe_rl.agents.toolset import Handler, OpenFile, Tool, Toolset, Workspace
 from swe_rl.agents.toolsets import values
-from swe_rl.agents.toolsets.command_line import parse_command
+from swe_rl.agents.toolsets.command_line import USAGE, parse_command
 from swe_rl.agents.toolsets.editor import syntax_error
 from swe_rl.agents.toolsets.minimal import SUBMIT, submit
 from swe_rl.agents.toolsets.searching import MAX_FILES, check_term, matching_lines
@@ -246,4 +246,5 @@ NEBIUS = Toolset(
         SUBMIT,
     ),
     footer=prompt_line,
+    commands=USAGE,
 )
