@@ -60,6 +60,10 @@ class AgentConfig:
     question_cost: float = 0.0  # taken off the reward for each question
     prompt: str = "nano"  # a prompt of swe_rl/agents/prompts
     action_format: str = "xml"  # xml | hermes | fence
+    # Of models that think (Qwen3, GPT-OSS): accumulated keeps every thought in the context, as for models that do
+    # not think; kept is that with observations=tool; stripped drops earlier ones; off opens turns with an empty one.
+    thinking: str = "accumulated"
+    observations: str = "user"  # what observations are to the model: user | tool (ChatML only)
     max_turns: int = 8
     soft_turns: int = 0  # turns that the policy is told it has, when it shall have more; 0: max_turns
     remind_turns: int = 0  # with so many turns left, observations begin to end in how many; 0: never
@@ -211,6 +215,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "agent.ask_human": ("off", "scripted", "terminal"),
     "agent.prompt": ("nano", "default"),
     "agent.action_format": ("xml", "hermes", "fence"),
+    "agent.thinking": ("accumulated", "kept", "stripped", "off"),
+    "agent.observations": ("user", "tool"),
     "engine.dtype": ("float32", "bfloat16"),
     "algo.advantage": ("leave_one_out", "group_mean", "group_std"),
     "algo.aggregation": ("token_mean", "seq_mean", "seq_sum_const"),
@@ -447,6 +453,9 @@ def _validate_fixed(cfg: TrainConfig, phase: PhaseConfig) -> None:
                 f"{where}.{group} cannot take effect: a phase may change "
                 f"{', '.join(PHASE_GROUPS)} and model.dtype; set {group} for the whole run"
             )
+    for key in ("thinking", "observations"):  # one renderer for the run
+        if getattr(changed.agent, key) != getattr(cfg.agent, key):
+            raise ConfigError(f"{where}.agent.{key} cannot take effect: set agent.{key} for the whole run")
     if changed.trainer.fsdp != cfg.trainer.fsdp:
         raise ConfigError(f"{where}.trainer.fsdp cannot take effect: set trainer.fsdp for the whole run")
     if cfg.trainer.fsdp and changed.model.dtype != cfg.model.dtype:

@@ -4,7 +4,7 @@ from swe_rl.agents.environment import SweEnvironment
 from swe_rl.agents.episode import run_episode
 from swe_rl.agents.formats import FORMATS
 from swe_rl.agents.prompts import load_prompt
-from swe_rl.agents.rendering import ChatRenderer
+from swe_rl.agents.rendering import ChatRenderer, Renderer, make_renderer
 from swe_rl.agents.toolset import Toolset
 from swe_rl.agents.toolsets import TOOLSETS, make_toolset
 
@@ -12,9 +12,11 @@ __all__ = [
     "FORMATS",
     "TOOLSETS",
     "ChatRenderer",
+    "Renderer",
     "SweEnvironment",
     "Toolset",
     "load_prompt",
+    "make_renderer",
     "make_toolset",
     "run_episode",
 ]

@@ -1,4 +1,4 @@
-"""The ids that the policy sees, turn after turn: all of them, or with old observations left out.
+"""The ids that the policy sees, turn after turn: all of them, or with old observations or old thoughts left out.
 
 Leaving out breaks the rule that the context only grows. The turn at which that happens says so (`Turn.kept_context`);
 batching begins a new sample there, in which all earlier tokens are context, so each sampled token trains exactly once,
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from swe_rl.agents.rendering import ChatRenderer
+from swe_rl.agents.rendering import Renderer
 from swe_rl.config import AgentConfig
 from swe_rl.errors import InvariantError
 from swe_rl.types import Turn
@@ -39,14 +39,14 @@ class _Observation:
 class Context:
     """`observation` makes the delta of a turn, `append` puts it into `ids`."""
 
-    renderer: ChatRenderer
+    renderer: Renderer
     limits: AgentConfig
     ids: list[int] = field(default_factory=list)  # all that the policy sees
     _observations: list[_Observation] = field(default_factory=list)
     _num_old: int = 0  # so many of them, from the first on, have left the context
 
     @classmethod
-    def after(cls, renderer: ChatRenderer, limits: AgentConfig, turns: list[Turn]) -> Context:
+    def after(cls, renderer: Renderer, limits: AgentConfig, turns: list[Turn]) -> Context:
         """The context after `turns`, whose last observation is still to come.
 
         Raises InvariantError when other limits or another tokenizer made them.
@@ -63,15 +63,24 @@ class Context:
         return context
 
     def observation(self, text: str, sampled: list[int]) -> Delta:
-        """The delta that shows `text` after the completion `sampled`, which is the end of `ids`."""
-        closed = sampled[-1] == self.renderer.im_end
+        """The delta that shows `text` after the completion `sampled`, which is the end of `ids`.
+
+        What the renderer does not keep of the completion (thoughts, for some templates) leaves `ids` here.
+        """
+        remaining, before = self.renderer.history(sampled), len(self.ids) - len(sampled)
+        self.ids[before:] = remaining
+        closed = self.renderer.is_closed(remaining)
         delta = self.renderer.observation_ids(text, closed=closed)
         start = len(self.ids)
         self._observations.append(_Observation(start, start + len(delta), text, closed))
         keep = self.limits.keep_observations
-        if not keep or start + len(delta) <= self.limits.drop_from_tokens:
-            return Delta(delta)
-        return self._without_old(delta, keep)
+        if keep and start + len(delta) > self.limits.drop_from_tokens:
+            found = self._without_old(delta, keep)
+        else:
+            found = Delta(delta)
+        if found.kept is None and remaining != sampled:
+            return Delta([*remaining, *delta], before)
+        return found
 
     def append(self, delta: Delta) -> None:
         """Makes a delta part of the context."""

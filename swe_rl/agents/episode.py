@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from swe_rl.agents.budget import Budget, End, OutOfTime
 from swe_rl.agents.context import Context, Delta
 from swe_rl.agents.formats import ActionFormat, FormatError, ParsedAction
-from swe_rl.agents.rendering import ChatRenderer
+from swe_rl.agents.rendering import Renderer
 from swe_rl.config import AgentConfig
 from swe_rl.errors import EngineDead, EngineError, InvariantError, SandboxError
 from swe_rl.protocols import Environment, EnvStep, Policy, SamplingParams
@@ -31,7 +31,7 @@ async def run_episode(
     env: Environment,
     policy: Policy,
     *,
-    renderer: ChatRenderer,
+    renderer: Renderer,
     action_format: ActionFormat,
     limits: AgentConfig,
     trajectory_id: str,
@@ -80,7 +80,7 @@ async def run_episode(
 class _Episode:
     env: Environment
     policy: Policy
-    renderer: ChatRenderer
+    renderer: Renderer
     action_format: ActionFormat
     budget: Budget
     session: str

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from swe_rl.agents.rendering import ChatRenderer
+from swe_rl.agents.rendering import Renderer, make_renderer
 from swe_rl.cli.paths import cache_dir
 from swe_rl.cli.preflight import check_cache, check_counts
 from swe_rl.config import PhaseConfig, TrainConfig
@@ -51,7 +51,9 @@ async def open_run(cfg: TrainConfig, *, label: str, config_yaml: str) -> AsyncIt
         train_tasks, eval_tasks = load_task_sets(cfg)
         check_counts(cfg, num_tasks=len(train_tasks), world_size=share.world_size)
         model, tokenizer = load_policy(cfg)
-        renderer = ChatRenderer(tokenizer)
+        renderer = make_renderer(
+            tokenizer, thinking=cfg.agent.thinking, observations=cfg.agent.observations
+        )
         check_cache(cfg, model.config, device=device)
         model.to(device)
         engine = EmbeddedEngine(model, cfg.engine, max_context=cfg.agent.max_context_tokens)
@@ -88,7 +90,7 @@ async def open_run(cfg: TrainConfig, *, label: str, config_yaml: str) -> AsyncIt
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     pool: SandboxPool
-    renderer: ChatRenderer
+    renderer: Renderer
     trees: Path  # materialised task trees, content-addressed
     progress: RolloutProgress
 

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from typing import Protocol
 
 from swe_rl.agents.formats import ActionFormat
-from swe_rl.agents.rendering import ChatRenderer
+from swe_rl.agents.rendering import Renderer
 from swe_rl.errors import InvariantError
 from swe_rl.protocols import SamplingParams
 from swe_rl.rollout.collector import Collector
@@ -34,7 +34,7 @@ class DemonstratorPolicy:
         self,
         demonstrators: Mapping[str, Callable[[], Demonstrator]],
         *,
-        renderer: ChatRenderer,
+        renderer: Renderer,
         action_format: ActionFormat,
     ) -> None:
         """`demonstrators` maps a session (trajectory id) to the script to play in it."""
@@ -53,17 +53,16 @@ class DemonstratorPolicy:
             demonstrator = self._playing[session][0]
         else:
             demonstrator, seen, tool = self._playing[session]
-            observation = _content(self._renderer.text(prompt_ids[seen:]))
+            observation = self._renderer.observation_text(prompt_ids[seen:])
             passed = _passed(observation) if tool == "test" else None
         call = demonstrator.next_call(observation, passed)
-        ids = [*self._renderer.plain(self._format.render(call.name, call.arguments)), self._renderer.im_end]
-        ids = ids[: params.max_new_tokens]
+        whole = self._renderer.action_ids(self._format.render(call.name, call.arguments))
+        ids = whole[: params.max_new_tokens]
         self._playing[session] = (demonstrator, len(prompt_ids) + len(ids), call.name)
-        complete = ids[-1] == self._renderer.im_end
         return Completion(
             token_ids=ids,
             rollout_logprobs=[0.0] * len(ids),
-            finish_reason="stop" if complete else "length",
+            finish_reason="stop" if len(ids) == len(whole) else "length",
             policy_version=0,
             policy_version_max=0,
         )
@@ -71,11 +70,6 @@ class DemonstratorPolicy:
     async def release(self, session: str) -> None:
         """Forgets the script of `session`. Idempotent."""
         self._playing.pop(session, None)
-
-
-def _content(delta: str) -> str:
-    """The text of the user message in a rendered observation."""
-    return delta.partition("user\n")[2].rpartition("<|im_end|>")[0]
 
 
 def _passed(observation: str) -> bool:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from swe_rl.agents.episode import run_episode
 from swe_rl.agents.formats import ActionFormat
-from swe_rl.agents.rendering import ChatRenderer
+from swe_rl.agents.rendering import Renderer
 from swe_rl.agents.toolsets.human import charge_questions
 from swe_rl.config import AgentConfig
 from swe_rl.errors import PatchError, SandboxError, SandboxUnavailable
@@ -35,7 +35,7 @@ class RolloutParts:
     make_environment: Callable[[Sandbox], Environment]
     extract_patch: Callable[[Sandbox, Task], Awaitable[bytes]]
     grade: RewardFn
-    renderer: ChatRenderer
+    renderer: Renderer
     action_format: ActionFormat
     limits: AgentConfig
     infra_retries: int  # fresh sandboxes tried after the first

@@ -12,7 +12,7 @@ from typing import Protocol
 from swe_rl.agents.environment import SweEnvironment
 from swe_rl.agents.formats import FORMATS
 from swe_rl.agents.prompts import load_prompt
-from swe_rl.agents.rendering import ChatRenderer
+from swe_rl.agents.rendering import Renderer
 from swe_rl.agents.toolsets import make_toolset
 from swe_rl.agents.toolsets.human import make_human
 from swe_rl.config import SandboxConfig, TrainConfig
@@ -30,7 +30,7 @@ class Pool(Protocol):
     def lease(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]: ...
 
 
-def rollout_parts(cfg: TrainConfig, *, pool: Pool, renderer: ChatRenderer, trees: str | Path) -> RolloutParts:
+def rollout_parts(cfg: TrainConfig, *, pool: Pool, renderer: Renderer, trees: str | Path) -> RolloutParts:
     """Parts as configured. `pool` bounds the sandboxes of episodes and grading together; `trees` holds materialised
     tasks. Equal patches of a task are graded once."""
     toolset = make_toolset(cfg.agent)

@@ -70,7 +70,7 @@ async def test_length_cut_closes_the_message_in_the_context() -> None:
     got = await play(ScriptedPolicy(["x" * 50, SUBMIT]), FakeEnvironment([DONE]), max_turn_tokens=40)
     assert got.turns[0].completion.finish_reason == "length"
     assert len(got.turns[0].completion.token_ids) == 40
-    assert got.turns[1].context_ids[0] == RENDERER.im_end
+    assert got.turns[1].context_ids[0] == RENDERER.end_id
     assert got.turns[0].format_error
     assert not got.turns[1].format_error
     assert got.stop_reason is StopReason.SUBMITTED
