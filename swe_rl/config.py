@@ -12,6 +12,7 @@ from typing import Any
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from swe_rl.agent_config import PROMPTS, AgentConfig, validate_agent
 from swe_rl.errors import ConfigError
 from swe_rl.types import StopReason
 
@@ -50,34 +51,6 @@ class SandboxConfig:
     output_kib: int = 16
     lease_s: float = 600.0  # after this a sandbox ends by itself: at least agent.episode_s + command_s
     infra_retries: int = 2  # fresh sandboxes tried before a sample leaves its group
-
-
-@dataclass(kw_only=True)
-class AgentConfig:
-    toolset: str = "minimal"  # minimal | r2e | nebius | sweagent | bash
-    memory_tools: list[str] = field(default_factory=list)  # of plan, note: added to the toolset
-    ask_human: str = "off"  # off | scripted (task.meta["answers"]) | terminal: adds a tool of that name
-    question_cost: float = 0.0  # taken off the reward for each question
-    prompt: str = "nano"  # a prompt of swe_rl/agents/prompts
-    action_format: str = "xml"  # xml | hermes | fence
-    # Of models that think (Qwen3, GPT-OSS): accumulated keeps every thought in the context, as for models that do
-    # not think; kept is that with observations=tool; stripped drops earlier ones; off opens turns with an empty one.
-    thinking: str = "accumulated"
-    observations: str = "user"  # what observations are to the model: user | tool (ChatML only)
-    max_turns: int = 8
-    soft_turns: int = 0  # turns that the policy is told it has, when it shall have more; 0: max_turns
-    remind_turns: int = 0  # with so many turns left, observations begin to end in how many; 0: never
-    max_context_tokens: int = 512  # prompt + everything after it
-    max_turn_tokens: int = 160  # sampled tokens per turn
-    max_generated_tokens: int = 0  # sampled tokens of the episode; 0: what the context has room for
-    remind_tokens: int = 0  # from so many context tokens on, observations end in how many are left; 0: never
-    max_observation_tokens: int = 128  # head and tail kept
-    keep_observations: int = 0  # older observations leave the context, a note stays; 0: all are kept
-    drop_from_tokens: int = 0  # they leave it only when the context is longer than this
-    max_format_errors: int = 3  # in a row
-    explain_errors: bool = False  # a format error is explained in full: what was seen, expected, an example, tries left
-    tool_s: float = 0.0  # seconds that the tool calls of the episode may take together; 0: episode_s
-    episode_s: float = 300.0
 
 
 @dataclass(kw_only=True)
@@ -213,7 +186,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "sandbox.isolation": ("namespaces", "none"),
     "agent.toolset": ("minimal", "r2e", "nebius", "sweagent", "bash"),
     "agent.ask_human": ("off", "scripted", "terminal"),
-    "agent.prompt": ("nano", "default"),
+    "agent.prompt": tuple(PROMPTS),
     "agent.action_format": ("xml", "hermes", "fence"),
     "agent.thinking": ("accumulated", "kept", "stripped", "off"),
     "agent.observations": ("user", "tool"),
@@ -224,7 +197,6 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "trainer.optimizer": ("adamw", "muon"),
     "trainer.schedule": ("constant", "cosine"),
 }
-MEMORY_TOOLS = ("plan", "note")
 STOP_ACTIONS = ("keep", "mask", "drop")
 PHASE_GROUPS = ("sandbox", "agent", "rollout", "algo", "reward", "batching", "trainer")
 PHASE_DATA = ("demonstrations", "passed_rollouts", "rollouts")
@@ -328,7 +300,7 @@ def _validate_groups(cfg: TrainConfig) -> None:
         if not _lookup(cfg, key) <= 1:
             raise ConfigError(f"{key} must be between 0 and 1, got {_lookup(cfg, key)}")
     _validate_stop_reasons(cfg.algo.stop_reasons)
-    _validate_agent(cfg.agent)
+    validate_agent(cfg.agent)
     _validate_limits(cfg)
     _validate_rollout(cfg.rollout)
     _validate_trainer(cfg.trainer)
@@ -342,37 +314,6 @@ def _validate_stop_reasons(stop_reasons: dict[str, str]) -> None:
             raise ConfigError(f"algo.stop_reasons.{reason}={action!r} is unknown: use one of {', '.join(STOP_ACTIONS)}")
         if StopReason(reason).is_infra and action != "drop":
             raise ConfigError(f"algo.stop_reasons.{reason}={action!r}: an outage always leaves its group; use drop")
-
-
-def _validate_agent(cfg: AgentConfig) -> None:
-    for name in cfg.memory_tools:
-        if name not in MEMORY_TOOLS or cfg.memory_tools.count(name) > 1:
-            raise ConfigError(
-                f"agent.memory_tools={list(cfg.memory_tools)} must be some of {', '.join(MEMORY_TOOLS)}, each once"
-            )
-    if cfg.question_cost and cfg.ask_human == "off":
-        raise ConfigError(
-            f"agent.question_cost={cfg.question_cost} does nothing with agent.ask_human=off: set that, or no cost"
-        )
-    if cfg.drop_from_tokens and not cfg.keep_observations:
-        raise ConfigError(
-            f"agent.drop_from_tokens={cfg.drop_from_tokens} does nothing with agent.keep_observations=0: set that"
-        )
-    for key, limit in (
-        ("soft_turns", "max_turns"),
-        ("remind_turns", "max_turns"),
-        ("remind_tokens", "max_context_tokens"),
-        ("drop_from_tokens", "max_context_tokens"),
-        ("tool_s", "episode_s"),
-    ):
-        if getattr(cfg, key) > getattr(cfg, limit):
-            raise ConfigError(
-                f"agent.{key}={getattr(cfg, key)} can never be reached: agent.{limit} is {getattr(cfg, limit)}"
-            )
-    if cfg.soft_turns and not cfg.remind_turns:
-        raise ConfigError(
-            f"agent.soft_turns={cfg.soft_turns} does nothing with agent.remind_turns=0: nobody is told; set that"
-        )
 
 
 def _validate_limits(cfg: TrainConfig) -> None:

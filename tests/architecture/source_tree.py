@@ -21,6 +21,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("models",),
     ("tasks", "sandbox", "ops"),
     ("config", "metrics"),
+    ("agent_config",),
     ("protocols",),
     ("types", "errors"),
 )
