@@ -48,7 +48,7 @@ def available() -> tuple[bool, str]:
 
 
 @functools.cache
-def _kernels(name: str) -> ModuleType:
+def kernel_module(name: str) -> ModuleType:
     """Module `name` of the kernel package. Raises ConfigError when Triton is missing."""
     if importlib.util.find_spec("triton") is None:
         raise ConfigError(f"impl='triton': Triton is not installed: {CURE}, or impl=cpu")
@@ -100,7 +100,7 @@ def row_stats(
 ) -> Tensor:
     """[C, 5] statistics (ops.row_stats) of logits [C, V] fp32; labels [C] i64 are columns of this shard or -1;
     inv_temperature [C] fp32; columns from num_valid on are padding."""
-    rows = _kernels("head_rows")
+    rows = kernel_module("head_rows")
     _check_rows(logits, labels, inv_temperature)
     return rows.row_stats(
         logits, labels, inv_temperature, softcap=float(softcap), num_valid=num_valid, config=rows.STATS_CONFIG
@@ -118,7 +118,7 @@ def row_grad(
     out: Tensor,
 ) -> Tensor:
     """dlogits [C, V] from row_stats.slopes [C, 5] fp32, into `out`, which may be `logits`."""
-    rows = _kernels("head_rows")
+    rows = kernel_module("head_rows")
     _check_rows(logits, labels, inv_temperature)
     assert slopes.dtype == torch.float32
     assert out.shape == logits.shape
@@ -149,7 +149,7 @@ def streaming_stats(
     hidden and weight bf16, fp16 or fp32; labels [T] i64, inv_temperature [T] fp32. S depends on V alone and a row's
     result on that row alone. Raises ConfigError for rows too far apart for 32-bit offsets inside a tile.
     """
-    stream = _kernels("head_stream")
+    stream = kernel_module("head_stream")
     hidden, weight = (t if t.stride(1) == 1 else t.contiguous() for t in (hidden, weight))
     if max(hidden.stride(0), weight.stride(0)) * TILE_ROWS >= MAX_TILE_OFFSET:
         raise ConfigError("hidden or weight: rows are more than 2^23 elements apart; pass a contiguous tensor")
@@ -164,9 +164,15 @@ def streaming_stats(
 
 
 def hidden_grad(dlogits: Tensor, weight: Tensor, out: Tensor) -> Tensor:
-    """dlogits [C, V] @ weight [V, H] into out [C, H], summed in fp32."""
-    if dlogits.dtype == weight.dtype == out.dtype:
+    """dlogits [C, V] @ weight [V, H] into out [C, H], summed in fp32.
+
+    A product with a bf16 result may be split along V and its parts added in bf16 (a default of torch): so the result
+    is fp32 first. For fp16 weights, whose dlogits are fp32, the weight is widened in slices.
+    """
+    if dlogits.dtype == weight.dtype == torch.float32:
         return torch.mm(dlogits, weight, out=out)
+    if dlogits.dtype == weight.dtype and dlogits.device.type == "cuda":
+        return out.copy_(torch.ops.aten.mm.dtype(dlogits, weight, torch.float32))
     total = torch.zeros(out.shape, dtype=torch.float32, device=out.device)
     for start in range(0, len(weight), WIDE_COLUMNS):
         part = slice(start, start + WIDE_COLUMNS)

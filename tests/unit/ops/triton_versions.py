@@ -1,0 +1,28 @@
+"""Which Tritons the tests run with: the installed one, and those in the folders that SWE_RL_TRITON_PATHS lists.
+
+A folder is made by `pip install --target FOLDER --no-deps triton==VERSION`. Each suite is a process of its own:
+whether kernels are interpreted or compiled is settled when they are decorated, and a version when it is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+INSTALLED = "installed"
+FOLDERS = [folder for folder in os.environ.get("SWE_RL_TRITON_PATHS", "").split(os.pathsep) if folder]
+TRITONS = [INSTALLED, *FOLDERS]
+
+
+def run_with_triton(triton: str, arguments: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs this Python with `arguments` in the checkout, so that `import triton` finds the one in `triton`."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    before = [] if triton == INSTALLED else [triton]
+    paths = [*before, str(ROOT), environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, env={**environment, **variables}, capture_output=True, text=True
+    )
