@@ -23,7 +23,13 @@ from swe_rl.models import nano_corpus
 from swe_rl.models.loading import load_model
 from swe_rl.protocols import Policy, Sandbox
 from swe_rl.rollout.collector import Collector
-from swe_rl.rollout.demonstrations import Demonstrator, DemonstratorPolicy, collect_demonstrations, sessions
+from swe_rl.rollout.demonstrations import (
+    Demonstrator,
+    DemonstratorPolicy,
+    TranslatedDemonstrator,
+    collect_demonstrations,
+    sessions,
+)
 from swe_rl.rollout.journal import Journal
 from swe_rl.rollout.progress import RolloutProgress
 from swe_rl.rollout.wiring import rollout_parts
@@ -51,9 +57,7 @@ async def open_run(cfg: TrainConfig, *, label: str, config_yaml: str) -> AsyncIt
         train_tasks, eval_tasks = load_task_sets(cfg)
         check_counts(cfg, num_tasks=len(train_tasks), world_size=share.world_size)
         model, tokenizer = load_policy(cfg)
-        renderer = make_renderer(
-            tokenizer, thinking=cfg.agent.thinking, observations=cfg.agent.observations
-        )
+        renderer = make_renderer(tokenizer, thinking=cfg.agent.thinking, observations=cfg.agent.observations)
         check_cache(cfg, model.config, device=device)
         model.to(device)
         engine = EmbeddedEngine(model, cfg.engine, max_context=cfg.agent.max_context_tokens)
@@ -182,7 +186,7 @@ async def demonstrate(run: Run, phase: PhaseConfig, cfg: TrainConfig, *, parts: 
     tasks = step_tasks(run.train_tasks, step=0, count=phase.num_tasks, seed=cfg.seed, phase=phase.name)
     chosen = run.share.of(tasks)
     scripts = {
-        session: partial(_demonstrator, task, phase, seed=cfg.seed * 1_000_003 + attempt)
+        session: partial(_demonstrator, task, phase, seed=cfg.seed * 1_000_003 + attempt, toolset=cfg.agent.toolset)
         for session, task, attempt in sessions(chosen, samples_per_task=phase.samples_per_task, phase=phase.name)
     }
     made = rollout_parts(cfg, pool=parts.pool, renderer=parts.renderer, trees=parts.trees)
@@ -204,7 +208,8 @@ async def _ungraded(task: Task, patch: bytes) -> Reward:
     return Reward(value=math.nan)
 
 
-def _demonstrator(task: Task, phase: PhaseConfig, *, seed: int) -> Demonstrator:
-    if task.source == "minirepo":
-        return MinirepoDemonstrator(task, seed, p_right=phase.p_right, p_give_up=phase.p_give_up)
-    return OracleDemonstrator(task)
+def _demonstrator(task: Task, phase: PhaseConfig, *, seed: int, toolset: str) -> Demonstrator:
+    if task.source != "minirepo":
+        return OracleDemonstrator(task, toolset=toolset)
+    player = MinirepoDemonstrator(task, seed, p_right=phase.p_right, p_give_up=phase.p_give_up)
+    return player if toolset == "minimal" else TranslatedDemonstrator(player, task, toolset=toolset)

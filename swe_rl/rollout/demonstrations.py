@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
+from swe_rl.agents.edits import num_lines, replace_function
 from swe_rl.agents.formats import ActionFormat
 from swe_rl.agents.rendering import Renderer
 from swe_rl.errors import InvariantError
 from swe_rl.protocols import SamplingParams
 from swe_rl.rollout.collector import Collector
 from swe_rl.rollout.journal import RolloutKey
+from swe_rl.tasks.oracle_calls import edit_call, look_call, replacement_between, run_call, submit_call
 from swe_rl.types import Completion, Task, ToolCall, Trajectory
 
 
@@ -41,24 +43,22 @@ class DemonstratorPolicy:
         self._make = demonstrators
         self._renderer = renderer
         self._format = action_format
-        self._playing: dict[str, tuple[Demonstrator, int, str]] = {}  # session -> script, ids seen so far, last tool
+        self._playing: dict[str, tuple[Demonstrator, list[int], str]] = {}  # session -> script, last ids, last tool
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str) -> Completion:
         """The script's next action as ids, ending with the stop token. Raises InvariantError for an unknown session."""
         if session not in self._playing:
             if session not in self._make:
                 raise InvariantError(f"no demonstrator for {session}")
-            self._playing[session] = (self._make[session](), len(prompt_ids), "")
-            observation, passed = None, None
-            demonstrator = self._playing[session][0]
+            demonstrator, observation, passed = self._make[session](), None, None
         else:
-            demonstrator, seen, tool = self._playing[session]
-            observation = self._renderer.observation_text(prompt_ids[seen:])
+            demonstrator, last, tool = self._playing[session]
+            observation = self._renderer.observation_text(_after(prompt_ids, last))
             passed = _passed(observation) if tool == "test" else None
         call = demonstrator.next_call(observation, passed)
         whole = self._renderer.action_ids(self._format.render(call.name, call.arguments))
         ids = whole[: params.max_new_tokens]
-        self._playing[session] = (demonstrator, len(prompt_ids) + len(ids), call.name)
+        self._playing[session] = (demonstrator, ids, call.name)
         return Completion(
             token_ids=ids,
             rollout_logprobs=[0.0] * len(ids),
@@ -70,6 +70,51 @@ class DemonstratorPolicy:
     async def release(self, session: str) -> None:
         """Forgets the script of `session`. Idempotent."""
         self._playing.pop(session, None)
+
+
+class TranslatedDemonstrator:
+    """A demonstrator that speaks the minimal toolset, in the words of another one."""
+
+    def __init__(self, demonstrator: Demonstrator, task: Task, *, toolset: str) -> None:
+        """`toolset` is a name of agents.toolsets.TOOLSETS."""
+        self._inner = demonstrator
+        self._toolset = toolset
+        self._files = dict(task.tree)  # as the edits so far have left them
+        self._tested = False
+
+    def next_call(self, last_observation: str | None, test_passed: bool | None) -> ToolCall:
+        """The next action after what was last seen."""
+        passed = _passed(last_observation or "") if self._tested else None
+        call = self._inner.next_call(last_observation, passed)
+        self._tested = call.name == "test"
+        if call.name == "edit_function":
+            return self._edit(**call.arguments)
+        if call.name == "submit":
+            return submit_call(self._toolset)
+        return run_call(self._toolset, _RUN_TESTS if self._tested else call.arguments["command"])
+
+    def _edit(self, path: str, name: str, body: str) -> ToolCall:
+        before = self._files[path]
+        after = self._files[path] = replace_function(before, name=name, body=body)
+        edit = replacement_between(path, before.decode(), after.decode())
+        if edit is None:  # it edits nothing: there is no such call of these tools
+            return look_call(self._toolset, path, 1, num_lines(before))
+        return edit_call(self._toolset, edit)
+
+
+# The test functions of every test file, one after the other, until one fails.
+_RUN_TESTS = (
+    "for f in tests/test_*.py; do PYTHONPATH=. python3 -c 'import runpy, sys; [f() for n, f in "
+    """runpy.run_path(sys.argv[1]).items() if n.startswith("test")]' $f || exit 1; done; echo passed"""
+)
+
+
+def _after(prompt_ids: Sequence[int], last: list[int]) -> Sequence[int]:
+    """What the prompt has behind the last occurrence of `last`, wherever a shortened context has moved it."""
+    for start in range(len(prompt_ids) - len(last), -1, -1):
+        if prompt_ids[start] == last[0] and list(prompt_ids[start : start + len(last)]) == last:
+            return prompt_ids[start + len(last) :]
+    raise InvariantError("the prompt does not hold what the demonstrator said last")
 
 
 def _passed(observation: str) -> bool:

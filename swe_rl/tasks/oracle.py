@@ -5,25 +5,18 @@ Used for supervised warm starts on tasks that have no demonstrator of their own,
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 
 from unidiff import PatchSet
 from unidiff.patch import Hunk
 
 from swe_rl.errors import ConfigError
+from swe_rl.tasks.oracle_calls import Replacement, edit_call, look_call, submit_call
 from swe_rl.types import Task, ToolCall
 
 VIEW_CONTEXT = 6  # lines shown before and after the edited ones
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replacement:
-    path: str
-    old: str  # occurs exactly once in the file
-    new: str
-    first_line: int  # 1-based, of `old` in the base file
-    last_line: int
 
 
 def oracle_replacements(task: Task) -> list[Replacement]:
@@ -55,7 +48,8 @@ def _replacement(task: Task, path: str, lines: list[str], hunk: Hunk) -> Replace
         new = "".join(line.value for line in window if line.line_type != "-")
         start = first + sum(line.line_type != "+" for line in body[:before])
         if old and text.count(old) == 1:
-            return Replacement(path=path, old=old, new=new, first_line=start, last_line=start + old.count("\n") - 1)
+            last = start + old.removesuffix("\n").count("\n")
+            return Replacement(path=path, old=old, new=new, first_line=start, last_line=last)
         if before == 0 and after == len(body):
             raise ConfigError(
                 f"task {task.task_id}: a hunk of the gold patch is not unique in {path}; give it more context"
@@ -66,17 +60,24 @@ def _replacement(task: Task, path: str, lines: list[str], hunk: Hunk) -> Replace
 class OracleDemonstrator:
     """Views each place of the gold patch, replaces it, submits. Same interface as minirepo's Demonstrator."""
 
-    def __init__(self, task: Task) -> None:
-        self._calls = _script(task)
+    def __init__(self, task: Task, *, toolset: str = "minimal") -> None:
+        """`toolset` is a name of agents.toolsets.TOOLSETS: whose tools the calls are written for."""
+        self._calls = _script(task, toolset)
 
     def next_call(self, last_observation: str | None, test_passed: bool | None) -> ToolCall:
         """The next action; ignores what it sees. Raises StopIteration after `submit`."""
         return next(self._calls)
 
 
-def _script(task: Task) -> Iterator[ToolCall]:
-    for edit in oracle_replacements(task):
+def _script(task: Task, toolset: str) -> Iterator[ToolCall]:
+    added: Counter[str] = Counter()  # lines by which each file has grown
+    for found in oracle_replacements(task):
+        shift = added[found.path]
+        edit = replace(found, first_line=found.first_line + shift, last_line=found.last_line + shift)
+        added[found.path] += edit.new.count("\n") - edit.old.count("\n")
+        num_lines = task.tree[edit.path].count(b"\n") + shift
         first, last = max(1, edit.first_line - VIEW_CONTEXT), edit.last_line + VIEW_CONTEXT
-        yield ToolCall(name="bash", arguments={"command": f"sed -n {first},{last}p {edit.path}"})
-        yield ToolCall(name="replace", arguments={"path": edit.path, "old": edit.old, "new": edit.new})
-    yield ToolCall(name="submit", arguments={})
+        # an editor refuses lines behind the end, sed does not mind
+        yield look_call(toolset, edit.path, first, last if toolset in ("minimal", "bash") else min(last, num_lines))
+        yield edit_call(toolset, edit)
+    yield submit_call(toolset)
