@@ -1,6 +1,7 @@
 """Chat templates as plain functions of the whole conversation: text that a tokenizer turns into the expected ids.
 
-They see the whole conversation at once; what a renderer makes piece by piece must give the same ids. `test_golden_rendering` holds them against the published files where those are at hand.
+They see the whole conversation at once; what a renderer makes piece by piece must give the same ids.
+`test_golden_rendering` holds them against the published files where those are at hand.
 """
 
 from __future__ import annotations
@@ -99,7 +100,8 @@ def broken(tokenizer: Any, content: str, *, control: bool) -> str:
 # --- random conversations ----------------------------------------------------------------------------------------
 
 _WORDS = [
-    "fix", "the bug", "parse", "\n", "\n\n", " ", "  ", "\t", "é", "ß", "日本語", "𝔘", "🙂", "👩‍👩‍👧", "e\u0301", "\u00a0", "\u200b",
+    "fix", "the bug", "parse", "\n", "\n\n", " ", "  ", "\t", "é", "ß", "日本語", "𝔘", "🙂", "👩‍👩‍👧",
+    "e\u0301", "\u00a0", "\u200b",
     "12345", "3 passed", "def f(x):\n    return x\n", "\r\n", "...", "'s", "<", "<|", "|>", "</", "\x1b[31m", "\0",
 ]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Tokenizers of the model families: Qwen's from its published vocabulary, small trained ones with the others' tokens."""
+"""Tokenizers of the model families: Qwen's from its published vocabulary, small trained ones for the others."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SMOLLM2_SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<repo_name>",
 CORPUS = [
     "def parse(text):\n    return [line.strip() for line in text.split('\\n')]\n\n\nclass A(object):\n    pass\n",
     "user\nassistant\nsystem\ndeveloper\n\nYou repair bugs in a repository. 2024-06 12345 3 passed, 1 failed\n\n",
-    "<tool_call>\n{\"name\": \"bash\", \"arguments\": {\"command\": \"ls -la\"}}\n</tool_call>\n<think>\nSo:\n</think>\n\n",
+    '<tool_call>\n{"name": "bash", "arguments": {"command": "ls -la"}}\n</tool_call>\n<think>\nSo:\n</think>\n\n',
     "<function=bash>\n<parameter=command>grep -rn 'def f' .</parameter>\n</function>\n```command\nls\n```\n",
     "<| |> im_start im_end start_header_id eot_id channel message analysis final   \t\t  \r\n  \n \n",
 ]  # fmt: skip
