@@ -1,9 +1,10 @@
 """Package mapping, and the native parts: built with the system compiler, never required to install.
 
 kernels/triton_ops is installed as swe_rl.kernels and conf/ as swe_rl.conf. The sandbox launcher and supervisor are
-compiled into swe_rl/sandbox/bin: of the source tree in an editable installation, of the wheel otherwise. Without a
-compiler the installation still succeeds; the reason is then in swe_rl/sandbox/bin/MISSING.txt, where `swe-rl doctor`
-and the first attempt to open a sandbox find it (pip shows what a build prints only with -v).
+compiled into swe_rl/sandbox/bin, the CPU kernels into swe_rl/ops/bin: of the source tree if installed editable,
+of the wheel otherwise. Without a compiler the installation still succeeds; the reason is then in MISSING.txt beside
+them, where `swe-rl doctor` and the first attempt to use them find it (pip shows what a build prints only
+with -v).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from setuptools import Distribution, find_packages, setup
@@ -20,26 +22,51 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent.resolve()
-SANDBOXD_SOURCES = ROOT / "csrc" / "sandboxd"
-COMPILERS = ("musl-gcc", "gcc", "cc", "clang")  # the order in which build.sh prefers them
 
 
-def build_sandboxd(target: Path) -> None:
-    """Compiles launcher and supervisor into `target`; leaves MISSING.txt there when that is not possible."""
+@dataclass(frozen=True)
+class NativePart:
+    """A folder of sources whose build.sh writes binaries into the directory that it is given."""
+
+    sources: Path
+    target: str  # inside the package
+    compilers: tuple[str, ...]
+    missing: str  # what cannot run without it, and the cure
+
+
+NATIVE_PARTS = (
+    NativePart(
+        ROOT / "csrc" / "sandboxd",
+        "sandbox/bin",
+        ("musl-gcc", "gcc", "cc", "clang"),
+        "no C compiler was found at installation: install gcc (or musl-tools) and reinstall swe-rl",
+    ),
+    NativePart(
+        ROOT / "csrc" / "ops",
+        "ops/bin",
+        ("g++", "c++", "clang++"),
+        "no C++ compiler was found at installation: install g++ and reinstall swe-rl",
+    ),
+)
+
+
+def build_native(part: NativePart, package: Path) -> None:
+    """Compiles one part below `package`; leaves MISSING.txt there when that is not possible."""
+    target = package / part.target
     target.mkdir(parents=True, exist_ok=True)
     note = target / "MISSING.txt"
-    if not any(shutil.which(compiler) for compiler in COMPILERS):
-        _note_missing(note, "no C compiler was found at installation: install gcc (or musl-tools) and reinstall swe-rl")
+    if not any(shutil.which(compiler) for compiler in part.compilers):
+        _note_missing(note, part.missing)
         return
     with tempfile.TemporaryDirectory() as scratch:
         done = subprocess.run(
-            ["sh", str(SANDBOXD_SOURCES / "build.sh"), scratch], cwd=SANDBOXD_SOURCES, capture_output=True, text=True
+            ["sh", str(part.sources / "build.sh"), scratch], cwd=part.sources, capture_output=True, text=True
         )
         sys.stdout.write(done.stdout)
         if done.returncode != 0:
-            _note_missing(note, f"csrc/sandboxd/build.sh failed:\n{done.stderr.strip()[-4000:]}")
+            _note_missing(note, f"{part.sources.name}/build.sh failed:\n{done.stderr.strip()[-4000:]}")
             return
-        for binary in Path(scratch).iterdir():  # by rename: a running sandbox keeps the file that it was started from
+        for binary in Path(scratch).iterdir():  # by rename: a running process keeps the file that it was started from
             staged = target / f".{binary.name}.{os.getpid()}"
             shutil.copy2(binary, staged)
             os.replace(staged, target / binary.name)
@@ -48,7 +75,7 @@ def build_sandboxd(target: Path) -> None:
 
 def _note_missing(note: Path, reason: str) -> None:
     note.write_text(reason + "\n")  # older binaries beside it (editable installation) keep working
-    print(f"swe-rl: the local sandbox is not built: {reason}", file=sys.stderr)
+    print(f"swe-rl: {note.parent.parent.name}: not built: {reason}", file=sys.stderr)
 
 
 class BuildWithNative(build_py):
@@ -59,7 +86,8 @@ class BuildWithNative(build_py):
         if not self.editable_mode:  # setuptools would pack what an earlier build left there
             shutil.rmtree(package, ignore_errors=True)
         super().run()
-        build_sandboxd(package / "sandbox" / "bin")
+        for part in NATIVE_PARTS:
+            build_native(part, package)
 
     def get_source_files(self) -> list[str]:
         """Adds the C sources to source distributions."""
@@ -75,7 +103,7 @@ class PlatformDistribution(Distribution):
 
 
 class PlatformWheel(bdist_wheel):
-    """The binaries are static: any Python 3, but one processor architecture."""
+    """The binaries need no Python and no torch headers: any Python 3, but one processor architecture."""
 
     def get_tag(self) -> tuple[str, str, str]:
         return "py3", "none", super().get_tag()[2]

@@ -82,6 +82,17 @@ def sandbox_binary() -> Check:
     return Check(name="sandbox binary", ok=bool(binaries), found=", ".join(binaries) or reason, cure=cure)
 
 
+def head_kernels() -> Check:
+    """The compiled CPU kernels of the head; without them it is plain torch, slower and with more memory."""
+    cure = "apt-get install g++, then pip install -e . again (or reinstall the wheel)"
+    try:
+        from swe_rl.ops import cpu_rows
+    except (ImportError, OSError) as err:
+        return Check(name="head kernels", ok=False, found=_one_line(err), cure=cure, required=False)
+    ok, found = cpu_rows.available()
+    return Check(name="head kernels", ok=ok, found=found, cure=cure, required=False)
+
+
 def sandbox_start() -> Check:
     """A real sandbox: opened, one command, closed."""
     cure = (
@@ -157,6 +168,7 @@ CHECKS: list[Callable[[], Check]] = [
     git,
     compiler,
     sandbox_binary,
+    head_kernels,
     sandbox_start,
     memory,
     disk,

@@ -17,6 +17,7 @@ from real_parts import require
 ROOT = Path(__file__).resolve().parents[2]
 MAPPED = {"swe_rl": "swe_rl", "conf": "swe_rl/conf", "kernels/triton_ops": "swe_rl/kernels"}  # tree -> wheel
 BINARY = "swe_rl/sandbox/bin/swe-sandboxd"
+LIBRARY = "swe_rl/ops/bin/libhead_rows-default.so"
 
 pytestmark = pytest.mark.slow
 
@@ -94,6 +95,7 @@ def test_the_wheel_has_every_file_of_the_tree_and_the_static_binary(wheel: Path,
     assert not wanted - inside, f"not in the wheel: {sorted(wanted - inside)}"
     assert not {name for name in inside if name.startswith(("tests", "kernels", "conf", "csrc"))}
     assert mode & 0o111, "the binary is not executable"
+    assert LIBRARY in inside
     assert "-py3-none-linux_" in wheel.name
 
 
@@ -120,6 +122,7 @@ def test_an_installed_wheel_works_from_any_directory(wheel: Path, tmp_path: Path
     assert "seed: 3" in config
     assert "swe_rl" in run(python, "-m", "swe_rl", "--help", cwd=elsewhere).stdout
     assert status_of("sandbox binary", command, elsewhere)["found"] == "swe-sandboxd"
+    assert str(status_of("head kernels", command, elsewhere)["found"]).startswith("libhead_rows-")
     assert list(elsewhere.iterdir()) == [], "looking around leaves nothing behind"
 
 
@@ -129,7 +132,8 @@ def test_a_wheel_without_a_compiler_installs_and_says_what_is_missing(source: Pa
     pip("wheel", copy(source, tmp_path / "source"), "-w", tmp_path, cwd=tmp_path, path=str(nothing))
     built = next(tmp_path.glob("swe_rl-*.whl"))
     with zipfile.ZipFile(built) as archive:
-        assert BINARY not in archive.namelist()
+        assert not {BINARY, LIBRARY} & set(archive.namelist())
+        assert b"no C++ compiler was found" in archive.read("swe_rl/ops/bin/MISSING.txt")
         assert b"no C compiler was found" in archive.read("swe_rl/sandbox/bin/MISSING.txt")
     python = fresh_venv(tmp_path / "venv")
     pip("install", built, cwd=tmp_path, python=python)
@@ -138,6 +142,7 @@ def test_a_wheel_without_a_compiler_installs_and_says_what_is_missing(source: Pa
     check = status_of("sandbox binary", command, tmp_path)
     assert check["status"] == "missing"
     assert "no C compiler was found" in str(check["found"])
+    assert status_of("head kernels", command, tmp_path)["status"] == "optional"
     assert "gcc" in str(check["cure"])
 
 

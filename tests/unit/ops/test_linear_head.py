@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from swe_rl import ops
 from swe_rl.errors import ConfigError
-from swe_rl.ops import linear_head, reference
+from swe_rl.ops import cpu_rows, linear_head
 
 SIZES = [(1, 7, 5), (129, 1000, 16), (33, 4099, 24)]
 
@@ -33,8 +33,9 @@ def naive(x: Tensor, w: Tensor, y: Tensor, temperature: float | Tensor = 1.0) ->
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "MIN_CHUNK_ROWS", 4)
-    monkeypatch.setattr(reference, "CHUNK_ELEMENTS", 4 * 1000)
+    monkeypatch.setattr(cpu_rows, "MIN_ROWS", 4)
+    monkeypatch.setattr(cpu_rows, "CHUNK_BYTES", 4 * 4 * 1000)
+    monkeypatch.setattr(cpu_rows, "CACHE_BYTES", 0)
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -214,9 +215,9 @@ def test_rules_that_do_not_fit_are_refused(options: dict[str, Any], words: str) 
         ops.linear_policy_loss(x, w, y, advantages=ones, loss_mask=ones.bool(), token_weights=ones, **options)
 
 
-@pytest.mark.parametrize(("impl", "words"), [("magic", "is unknown"), ("triton", "not available")])
+@pytest.mark.parametrize(("impl", "words"), [("magic", "is unknown"), ("triton", "no fp64")])
 def test_bad_impl_is_a_configuration_error(impl: str, words: str) -> None:
-    x, w, y = make(3, 5, 2, torch.float32)
+    x, w, y = make(3, 5, 2, torch.float64)
     with pytest.raises(ConfigError, match=words):
         ops.linear_logprob(x, w, y, impl=impl)
 
@@ -227,4 +228,4 @@ def test_the_chosen_implementation_is_logged_once(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.INFO, logger="swe_rl.ops.linear_head"):
         for _ in range(3):
             ops.linear_logprob(x, w, y)
-    assert [r.getMessage() for r in caplog.records] == ["linear_logprob: impl=reference (the only one available)"]
+    assert [r.getMessage() for r in caplog.records] == ["linear_logprob: impl=cpu (made for cpu)"]
