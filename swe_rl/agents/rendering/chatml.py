@@ -13,7 +13,8 @@ Where the ids differ from those of a published template applied to the whole con
 - thinking="off": the empty thought that opens a turn stays in its place. The template of Qwen3 removes it from earlier
   turns, though the policy answered after it.
 - thinking="stripped": a thought is what stands between a leading `<think>` and the next `</think>`. The template cuts
-  at the last `</think>` of the message, which may be inside the call.
+  at the last `</think>` of the message, which may be inside the call. Of the white space behind it whole tokens of
+  newlines leave; a token that has more in it stays.
 
 The library `renderers` has Qwen3 as well. It is not used for it: text becomes special tokens there, a cut-off thought
 cannot be continued, and stripped thoughts are rendered from text again; a test compares the ids where it can.

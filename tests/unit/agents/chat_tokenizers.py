@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import importlib.util
 import json
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,12 @@ def qwen(version: str) -> Any:
 def smollm2() -> Any:
     """GPT-2's splitting, as in SmolLM2: white space joins across a message's opening."""
     return _trained(None, SMOLLM2_SPECIAL, eos="<|im_end|>")
+
+
+@cache
+def thinking() -> Any:
+    """A small ChatML tokenizer with Qwen3's control words."""
+    return _trained(QWEN_SPLIT, SMOLLM2_SPECIAL, eos="<|im_end|>", control=QWEN3_CONTROL)
 
 
 @cache
@@ -134,7 +141,9 @@ def _splitter(regex: Any, pre_tokenizers: Any, split: str | None) -> Any:
     return pre_tokenizers.Sequence([*parts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-def _trained(split: str | None, special: list[str], *, eos: str, bos: str | None = None) -> Any:
+def _trained(
+    split: str | None, special: list[str], *, eos: str, bos: str | None = None, control: Sequence[str] = ()
+) -> Any:
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
     raw = Tokenizer(models.BPE())
@@ -144,6 +153,6 @@ def _trained(split: str | None, special: list[str], *, eos: str, bos: str | None
         CORPUS * 20, trainers.BpeTrainer(vocab_size=700, initial_alphabet=alphabet, show_progress=False)
     )
     model = json.loads(raw.to_str())["model"]
-    tokenizer = _wrap(model["vocab"], [tuple(pair) for pair in model["merges"]], split, special, [])
+    tokenizer = _wrap(model["vocab"], [tuple(pair) for pair in model["merges"]], split, special, [*control])
     tokenizer.eos_token, tokenizer.bos_token = eos, bos
     return tokenizer
