@@ -61,7 +61,8 @@ class SlotRunner:
         register()
         self.model: PreTrainedModel = _engine_copy(model, DTYPES[dtype])
         config, self.device = self.model.config, self.model.device
-        self.vocab_size: int = head_weight(self.model).shape[0]
+        self._widen_head()
+        self.vocab_size: int = self.head.shape[0]
         self.num_slots, self.max_context = num_slots, max_context
         self.cache = SlotCache(
             num_layers=config.num_hidden_layers,
@@ -94,7 +95,7 @@ class SlotRunner:
             decode,
             prefill,
         )
-        return F.linear(hidden[: self.small_rows], head_weight(self.model)).float(), padding
+        return F.linear(hidden[: self.small_rows].float(), self.head), padding
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Copies every parameter by Hugging Face name and clears the cache. Raises EngineError on a name or shape."""
@@ -111,7 +112,13 @@ class SlotRunner:
                     f"weight update: {name} has shape {tuple(value.shape)}, not {tuple(params[name].shape)}"
                 )
             params[name].data.copy_(value)
+        self._widen_head()
         self.cache.clear()
+
+    def _widen_head(self) -> None:
+        """Logits are fp32 products of the (rounded) hidden states and weights, as in ops.linear_policy_loss: a head that
+        rounds its logits on one side only would show as a mismatch of logprobs. An fp32 head is the parameter itself."""
+        self.head: Tensor = head_weight(self.model).detach().float()
 
     def _hidden(
         self, ids: Tensor, slots: Tensor, positions: Tensor, decode: Sequence[Chunk], prefill: Sequence[Chunk]
