@@ -116,8 +116,8 @@ class SlotRunner:
         self.cache.clear()
 
     def _widen_head(self) -> None:
-        """Logits are fp32 products of the (rounded) hidden states and weights, as in ops.linear_policy_loss: a head that
-        rounds its logits on one side only would show as a mismatch of logprobs. An fp32 head is the parameter itself."""
+        """Logits are fp32 products of (rounded) hidden states and weights, as in ops.linear_policy_loss: a head that
+        rounds its logits on one side only shows as a mismatch of logprobs. An fp32 head is the parameter itself."""
         self.head: Tensor = head_weight(self.model).detach().float()
 
     def _hidden(
