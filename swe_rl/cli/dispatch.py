@@ -37,6 +37,9 @@ COMMANDS: dict[str, Command] = {
         "swe-rl tasks build --package toolz==1.2.0 --num-tasks 40 --out DIR",
     ),
     "sandbox": Command("swe_rl.cli.sandbox:main", "measure, enter and clean up sandboxes", "swe-rl sandbox bench"),
+    "rollout": Command(
+        "swe_rl.cli.rollout:main", "replay recorded episodes token by token", "swe-rl rollout --show runs/RUN"
+    ),
     "report": Command("swe_rl.cli.report:main", "render a run directory as one HTML file", "swe-rl report runs/RUN"),
     "doctor": Command("swe_rl.cli.doctor:main", "check what this machine has and lacks", "swe-rl doctor"),
 }

@@ -118,7 +118,7 @@ async def test_every_sampled_token_of_a_hundred_episodes_trains_once(name: str, 
     if name == "llama3":
         tokenizer.chat_template = "no dates"
     renderer = make_renderer(tokenizer, **settings)
-    looks = list(map(str, getattr(tokenizer, "all_special_tokens", ())))[:6] + ["<think>", "</tool_response>"]
+    looks = [*map(str, getattr(tokenizer, "all_special_tokens", ())), "<think>", "</tool_response>"]
     limits = AgentConfig(
         max_turns=12,
         max_context_tokens=4000,
