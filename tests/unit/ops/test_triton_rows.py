@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import subprocess
@@ -99,3 +100,29 @@ def test_chunks_at_the_sizes_that_matter() -> None:
 def test_only_bf16_gradients_are_narrow() -> None:
     assert triton_rows.grad_dtype(torch.bfloat16) == torch.bfloat16
     assert triton_rows.grad_dtype(torch.float16) == triton_rows.grad_dtype(torch.float32) == torch.float32
+
+
+def calls_of_triton(path: Path) -> list[ast.Call]:
+    """tl.something(...) in a file."""
+    return [
+        node
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id == "tl"
+    ]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "kernels").rglob("*.py")), ids=lambda path: path.name)
+def test_kernels_keep_to_what_the_interpreter_cannot_check(path: Path) -> None:
+    """Undefined lanes (the interpreter reads 0 there), order of additions, grids beyond 65535."""
+    for call in calls_of_triton(path):
+        assert isinstance(call.func, ast.Attribute)
+        where, names = f"{path.name}:{call.lineno}", {keyword.arg for keyword in call.keywords}
+        assert not call.func.attr.startswith("atomic"), f"{where} adds in no fixed order"
+        if call.func.attr == "load":
+            assert len(call.args) == 1, f"{where}: name mask and other"
+            assert "mask" not in names or "other" in names, f"{where} leaves masked lanes undefined"
+        if call.func.attr == "program_id":
+            assert [ast.literal_eval(argument) for argument in call.args] == [0], f"{where}: grids have one dimension"

@@ -1,7 +1,8 @@
 """Which Tritons the tests run with: the installed one, and those in the folders that SWE_RL_TRITON_PATHS lists.
 
-A folder is made by `pip install --target FOLDER --no-deps triton==VERSION`. Each suite is a process of its own:
-whether kernels are interpreted or compiled is settled when they are decorated, and a version when it is imported.
+A folder is made by `pip install --target FOLDER --no-deps triton==VERSION`; with Triton 3.6 add numpy==2.3.5, as its
+interpreter converts arrays of one element to numbers in a way that numpy 2.4 refuses. Each suite is a process of its
+own: whether kernels are interpreted or compiled is settled when they are decorated, the version when it is imported.
 """
 
 from __future__ import annotations
