@@ -1,4 +1,4 @@
-"""Every configuration key of the system, with its default and unit, and the cross-checks between keys.
+"""Every configuration key of the system (group `agent`: agent_config.py), its default and unit, and cross-checks.
 
 conf/*.yaml hold differences from these defaults only. A component receives its own dataclass, never the whole tree.
 """

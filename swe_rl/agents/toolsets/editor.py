@@ -166,9 +166,10 @@ async def _store(
 ) -> str:
     """Writes an edit, remembers what was there, and shows lines `first` to `last` of the result."""
     _check_syntax(arguments, path, before=before, after=after)
+    shown = snippet(after, first=first, last=last)
     await workspace.sandbox.write_file(path, after)
     workspace.undo.setdefault(path, []).append(before)
-    return f"edited {workspace.shown(path)}, which now reads\n{snippet(after, first=first, last=last)}"
+    return f"edited {workspace.shown(path)}, which now reads\n{shown}"
 
 
 def _check_syntax(arguments: Mapping[str, str], path: str, *, before: bytes, after: bytes) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -33,18 +35,35 @@ class TerminalHuman:
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
+        self._lines: asyncio.Queue[str] | None = None  # "" is the end of the input
 
     async def answer(self, task: Task, question: str) -> str:
-        """One line from standard input; NO_ANSWER for an empty one."""
+        """The next line from standard input; NO_ANSWER for an empty one and after the end of the input."""
         async with self._turn:
-            line = await asyncio.to_thread(_ask, f"\n{task.task_id} asks: {question}\nanswer: ")
-        return line.strip() or NO_ANSWER
+            lines = self._lines = self._lines or _start_reading()
+            while sys.stdin.isatty() and not lines.empty():
+                lines.get_nowait()  # typed for a question that has been given up since
+            sys.stderr.write(f"\n{task.task_id} asks: {question}\nanswer: ")
+            sys.stderr.flush()
+            line = await lines.get()
+            if not line:
+                lines.put_nowait(line)  # the end stays the end
+            return line.strip() or NO_ANSWER
 
 
-def _ask(text: str) -> str:
-    sys.stderr.write(text)
-    sys.stderr.flush()
-    return sys.stdin.readline()
+def _start_reading() -> asyncio.Queue[str]:
+    """Lines of standard input as they come. By a daemon thread: an unanswered question must not hold up the end of the
+    process."""
+    loop, lines = asyncio.get_running_loop(), asyncio.Queue[str]()
+
+    def read() -> None:
+        for line in itertools.chain(sys.stdin, [""]):
+            if loop.is_closed():
+                return
+            loop.call_soon_threadsafe(lines.put_nowait, line)
+
+    threading.Thread(target=read, daemon=True).start()
+    return lines
 
 
 HUMANS: dict[str, type[ScriptedHuman] | type[TerminalHuman]] = {"scripted": ScriptedHuman, "terminal": TerminalHuman}

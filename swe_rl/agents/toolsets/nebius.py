@@ -54,8 +54,10 @@ async def _open(workspace: Workspace, arguments: Mapping[str, str]) -> EnvStep:
         raise ToolError(f"{path} is a directory: list it with ls") from None
     line = values.whole_number(arguments, "line") if arguments.get("line") else None
     _check_line(line, data)
-    workspace.open_file = OpenFile(path)
-    return EnvStep(observation=_window(workspace.open_file, data, line=line or 1))
+    file = OpenFile(path)
+    text = _window(file, data, line=line or 1)
+    workspace.open_file = file
+    return EnvStep(observation=text)
 
 
 async def _goto(workspace: Workspace, arguments: Mapping[str, str]) -> EnvStep:
@@ -103,17 +105,17 @@ async def _edit(workspace: Workspace, arguments: Mapping[str, str]) -> EnvStep:
     else:
         file, data = await _current(workspace)
     first, last = values.whole_number(arguments, "first"), values.whole_number(arguments, "last")
-    text = arguments.get("text", "")
-    changed = replace_lines(data, first=first, last=last, text=text)
+    changed = replace_lines(data, first=first, last=last, text=arguments.get("text", ""))
     new_last = last + num_lines(changed) - num_lines(data)
     if file.path.endswith(".py") and (problem := syntax_error(changed)) and not syntax_error(data):
         raise ToolError(
             f"nothing was changed, because of a {problem}\nYour edit would have given\n"
             f"{_extract(changed, first, new_last)}\nThe file still reads\n{_extract(data, first, last)}"
         )
+    text = _window(file, changed, line=first)
     await workspace.sandbox.write_file(file.path, changed)
     workspace.open_file = file
-    return EnvStep(observation=f"{_window(file, changed, line=first)}\nEdited. {_REVIEW}")
+    return EnvStep(observation=f"{text}\nEdited. {_REVIEW}")
 
 
 async def _replace(workspace: Workspace, arguments: Mapping[str, str]) -> EnvStep:
@@ -129,8 +131,9 @@ async def _replace(workspace: Workspace, arguments: Mapping[str, str]) -> EnvSte
         raise ToolError(f"the text occurs {len(found)} times (lines {lines}): give more of it, or replace all")
     else:
         changed, done = replace_text(data, old=old, new=new), "Replaced."
+    text = _window(file, changed, line=found[0])
     await workspace.sandbox.write_file(file.path, changed)
-    return EnvStep(observation=f"{_window(file, changed, line=found[0])}\n{done} {_REVIEW}")
+    return EnvStep(observation=f"{text}\n{done} {_REVIEW}")
 
 
 async def _search_file(workspace: Workspace, arguments: Mapping[str, str]) -> EnvStep:

@@ -42,5 +42,7 @@ async def matches_by_file(workspace: Workspace, term: str, path: str, *, python_
         raise ToolError(f"there is no {path}")
     if result.outcome not in ("ok", "nonzero"):
         raise ToolError(f"the search was stopped ({result.outcome}): search a smaller directory")
+    if result.stdout_bytes > len(result.stdout):
+        raise ToolError("too many files match to list them: narrow the search by its term or its path")
     found = (line.rpartition(":") for line in clean_text(result.stdout).splitlines())
     return {name: int(count) for name, _, count in found if count.isdigit()}

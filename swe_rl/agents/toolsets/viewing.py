@@ -4,6 +4,7 @@ are those of the file."""
 from __future__ import annotations
 
 import ast
+import itertools
 import shlex
 
 from swe_rl.agents.edits import num_lines
@@ -97,8 +98,8 @@ async def list_directory(workspace: Workspace, path: str, *, python_only: bool) 
         f" | LC_ALL=C sort | head -n {MAX_ENTRIES + 1}"
     )
     result = await workspace.sandbox.exec(command)
-    entries = clean_text(result.stdout).splitlines()
-    more = (
-        [f"... more than {MAX_ENTRIES} entries: view one of its directories ..."] if len(entries) > MAX_ENTRIES else []
-    )
+    found = clean_text(result.stdout).splitlines()
+    entries = list(itertools.takewhile(lambda entry: entry.startswith("/"), found))  # up to where the output was cut
+    is_cut = len(entries) > MAX_ENTRIES or result.stdout_bytes > len(result.stdout)
+    more = ["... there are more entries: view one of the directories ..."] if is_cut else []
     return "\n".join([path, *entries[:MAX_ENTRIES], *more])

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swe_rl.agents.edits import EditError, replace_function, replace_text
+from swe_rl.agents.edits import (
+    EditError,
+    insert_lines,
+    num_lines,
+    occurrence_lines,
+    replace_all,
+    replace_function,
+    replace_lines,
+    replace_text,
+)
 
 MODULE = b"""import os\r
 \r
@@ -161,3 +171,73 @@ def test_indentation_never_changes_what_the_function_does(value: str, depth: int
     exec(replace_function(data, name="f", body=body), scope)
     exec(body, want)
     assert scope["f"]() == want["f"]()  # type: ignore[operator]
+
+
+LINES = st.lists(st.text("ab\t \x0c\x85é", max_size=3), max_size=6)
+
+
+def content(lines: list[str], newline: str, ends: bool) -> bytes:
+    return (newline.join(lines) + (newline if ends and lines else "")).encode()
+
+
+@given(LINES, LINES, st.booleans(), st.booleans(), st.booleans(), st.data())
+def test_lines_are_replaced_and_inserted_as_in_a_list_of_lines(
+    lines: list[str], new: list[str], crlf: bool, ends: bool, text_ends: bool, data: st.DataObject
+) -> None:
+    """Against a list of lines. Without a last newline the file must not end in an empty line, which is none there."""
+    lines, new = [f"{line}x" for line in lines] or ["x"], [f"{line}y" for line in new]
+    newline = "\r\n" if crlf and (ends or len(lines) > 1) else "\n"
+    before = content(lines, newline, ends)
+    text = "\n".join(new) + ("\n" if text_ends and new else "")
+    first = data.draw(st.integers(1, len(lines)))
+    last = data.draw(st.integers(first, len(lines)))
+    got = replace_lines(before, first=first, last=last, text=text)
+    want = [*lines[: first - 1], *new, *lines[last:]]
+    cut = not new and last == len(lines) and not ends and first > 1  # the line before keeps the newline that it had
+    assert got == content(want, newline, ends or cut)
+    after = data.draw(st.integers(0, len(lines)))
+    got = insert_lines(before, after=after, text=text)
+    assert got == content([*lines[:after], *new, *lines[after:]], newline, ends)
+
+
+@pytest.mark.parametrize(
+    ("data", "after", "text", "want"),
+    [
+        (b"", 0, "a", b"a\n"),
+        (b"a", 1, "b", b"a\nb"),
+        (b"a", 1, "b\n", b"a\nb"),
+        (b"a", 1, "b\n\n", b"a\nb\n"),
+        (b"a\n", 1, "b", b"a\nb\n"),
+        (b"a\r\nb", 2, "c\nd", b"a\r\nb\r\nc\r\nd"),
+        (b"a\r\nb\n", 1, "c", b"a\r\nc\nb\n"),  # mixed line ends: what is added is plain
+        (b"a\rb\n", 1, "c", b"a\rb\nc\n"),
+        (b"\xff\n", 0, "c", b"c\n\xff\n"),
+    ],
+)
+def test_insert_lines(data: bytes, after: int, text: str, want: bytes) -> None:
+    assert insert_lines(data, after=after, text=text) == want
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda: insert_lines(b"a\nb", after=3, text="x"), "line 3 is not in the file: it has 2 lines"),
+        (lambda: insert_lines(b"", after=1, text="x"), "line 1 is not in the file: it has 0 lines"),
+        (lambda: replace_lines(b"a\n", first=0, last=1, text="x"), "lines 0:1 are not in the file: it has 1 lines"),
+        (lambda: replace_lines(b"a\n", first=2, last=2, text="x"), "lines 2:2"),
+        (lambda: replace_lines(b"a\nb\n", first=2, last=1, text="x"), "lines 2:1"),
+        (lambda: occurrence_lines(b"a", ""), "the text to look for is empty"),
+    ],
+)
+def test_lines_that_are_not_there(edit: Callable[[], object], words: str) -> None:
+    with pytest.raises(EditError, match=words):
+        edit()
+
+
+def test_occurrences_and_replacing_all() -> None:
+    data = b"ab\r\nabab\r\n\r\nab\r\nx\r\n"
+    assert occurrence_lines(data, "ab") == [1, 2, 2, 4]
+    assert occurrence_lines(data, "ab\nx") == [4]  # a plain newline means the file's
+    assert occurrence_lines(b"aaa", "aa") == [1]
+    assert replace_all(data, old="ab\n", new="c\n") == b"c\r\nabc\r\n\r\nc\r\nx\r\n"
+    assert [num_lines(d) for d in (b"", b"\n", b"a", b"a\n", b"a\nb")] == [0, 1, 1, 1, 2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import random
 import sys
 from dataclasses import replace
 
@@ -110,7 +111,9 @@ async def test_a_human_at_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys: 
     monkeypatch.setattr(sys, "stdin", io.StringIO("use +\n\n"))
     human = TerminalHuman()
     assert await human.answer(TASK, "which sign?") == "use +"
-    assert await asyncio.wait_for(human.answer(TASK, "sure?"), 5) == NO_ANSWER
+    assert await asyncio.wait_for(human.answer(TASK, "sure?"), 5) == NO_ANSWER  # an empty line
+    assert await asyncio.wait_for(human.answer(TASK, "there?"), 5) == NO_ANSWER  # the end of the input
+    assert await asyncio.wait_for(human.answer(TASK, "there?"), 5) == NO_ANSWER
     assert "add-0 asks: which sign?" in capsys.readouterr().err
 
 
@@ -142,3 +145,28 @@ def test_questions_cost_reward() -> None:
     assert got == Reward(value=0.75, terms={"tests": 1.0, "questions": -0.25})
     assert charge_questions(reward, trajectory, cost=0.0) == reward
     assert charge_questions(reward, replace(trajectory, turns=turns[1:2]), cost=0.125) == reward
+
+
+HOSTILE = [
+    "", " ", "\0", "\n", "a\nb", "-rf", "--", "'", '"', "$(id)", "`id`", "\ud800", "\udcff", "\x85", "\u2028", "é漢",
+    "%s%n", "/", ".", "..", "../../etc/passwd", "/proc/self/mem", "/dev/zero/x", "/dev/null", "x" * 5000, "a/" * 3000,
+    "~", "*", "calc.py", "/testbed/calc.py", "link", "bin", "pipe", "deep/a", "0", "1", "-1", "9" * 30, "1:2", "[1, 2]",
+    "true", "no", "view", "create", "str_replace", "insert", "undo_edit", "return", "def add(", "open calc.py",
+    "edit 1:1 x", "(((" * 200,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(TOOLSETS))
+async def test_whatever_the_arguments_a_call_ends_in_an_observation(name: str) -> None:
+    rng = random.Random(name)
+    toolset = make_toolset(AgentConfig(toolset=name, memory_tools=["plan", "note"], ask_human="scripted"))
+    files = {**TASK.tree, "bin": b"\0\1" * 100, "latin.py": b"# \xe9\n", "deep/a/b/c.py": b"x = 1\n"}
+    async with open_tools(toolset, files, human=ScriptedHuman(), command_s=1.0) as tools:
+        await tools.workspace.sandbox.exec("ln -s link link; mkfifo pipe; chmod 000 deep")
+        for _ in range(120):
+            tool = rng.choice(toolset.tools)
+            keys = [*tool.parameters, *(key for key in tool.optional if rng.random() < 0.6)]
+            got = await tools.step(tool.name, **{key: rng.choice(HOSTILE) for key in keys})
+            assert isinstance(got.observation, str)
+            got.observation.encode()
+        assert (await tools.workspace.sandbox.exec("echo alive")).stdout == b"alive\n"
