@@ -55,13 +55,21 @@ class PolicyModel(nn.Module):
         self.model = model
 
     def forward(
-        self, batch: PackedBatch, *, algo: AlgoConfig | None = None, objective: str = "policy_gradient"
+        self,
+        batch: PackedBatch,
+        trained_rows: Tensor,
+        *,
+        algo: AlgoConfig | None = None,
+        objective: str = "policy_gradient",
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """With `algo`: (loss scalar, stats of ops.linear_policy_loss). Without: (logprobs [T], {}), NaN if masked."""
+        """With `algo`: (loss scalar, stats of ops.linear_policy_loss). Without: (logprobs [T], {}), NaN if masked.
+
+        trained_rows i64 are the indices of batch.loss_mask, found on the host so that a GPU is not waited for.
+        """
         hidden = packed_forward(self.model, batch)
         weight = head_weight(self.model)
         if algo is None:
-            return _score(hidden, weight, batch), {}
+            return _score(hidden, weight, batch, trained_rows), {}
         return ops.linear_policy_loss(
             hidden,
             weight,
@@ -73,12 +81,12 @@ class PolicyModel(nn.Module):
             rollout_logprobs=batch.rollout_logprobs,
             ref_logprobs=batch.ref_logprobs,
             temperature=1.0 if batch.temperature is None else batch.temperature,
+            trained_rows=trained_rows,
             **loss_rules(algo, objective, has_old=batch.old_logprobs is not None),
         )
 
 
-def _score(hidden: Tensor, weight: Tensor, batch: PackedBatch) -> Tensor:
-    rows = batch.loss_mask.nonzero(as_tuple=True)[0]
+def _score(hidden: Tensor, weight: Tensor, batch: PackedBatch, rows: Tensor) -> Tensor:
     logprobs, _ = ops.linear_logprob(
         hidden.index_select(0, rows),
         weight,

@@ -152,8 +152,8 @@ class TorchBackend:
         totals = StepTotals()
         self.model.train()
         self.optimizer.zero_grad()
-        for batch in self._padded(batches):
-            loss, stats = self.policy(batch, algo=self.algo, objective=objective)
+        for batch, trained_rows in self._padded(batches):
+            loss, stats = self.policy(batch, trained_rows, algo=self.algo, objective=objective)
             loss.backward()
             totals.add(batch, loss.detach(), stats, on_policy_data=objective == "policy_gradient")
         if not self.sharded and mesh.world_size() > 1:
@@ -185,7 +185,7 @@ class TorchBackend:
     def logprobs(self, batches: Sequence[PackedBatch]) -> list[Tensor]:
         """[T] fp32 per batch on the CPU, at each token's temperature, NaN where not trained; same code as training."""
         self.model.eval()
-        scored = [self.policy(batch)[0].float().cpu() for batch in self._padded(batches)]
+        scored = [self.policy(batch, rows)[0].float().cpu() for batch, rows in self._padded(batches)]
         free_gathered(self.policy)
         return scored[: len(batches)]
 
@@ -225,11 +225,14 @@ class TorchBackend:
         if policy_version is not None:
             self.policy_version = policy_version
 
-    def _padded(self, batches: Sequence[PackedBatch]) -> list[PackedBatch]:
-        """On this device, and as many as the busiest rank has, so that the collectives of all ranks match."""
+    def _padded(self, batches: Sequence[PackedBatch]) -> list[tuple[PackedBatch, Tensor]]:
+        """On this device, with the indices of their trained tokens, and as many as the busiest rank has, so that the
+        collectives of all ranks match."""
         count = int(mesh.all_reduce_max([len(batches)])[0])
         padding = [empty_batch()] * (max(count, 1) - len(batches))
-        return [_to(batch, self.device) for batch in (*batches, *padding)]
+        rows = (batch.loss_mask.nonzero(as_tuple=True)[0] for batch in (*batches, *padding))
+        moved = (_to(batch, self.device) for batch in (*batches, *padding))
+        return [(b, r.to(self.device, non_blocking=True)) for b, r in zip(moved, rows, strict=True)]
 
 
 def _check(batch: PackedBatch) -> None:
