@@ -130,7 +130,7 @@ class _Episode:
 
     async def _act(self, delta: Delta, completion: Completion) -> EnvStep | End:
         """Records the turn, runs its action, and says what the policy sees next or why the episode is over."""
-        action = self.action_format.parse(self.renderer.text(completion.token_ids))
+        action = self._parse(completion)
         self.turns.append(_turn(delta, completion, action))
         if completion.finish_reason == "cancelled":
             return End(StopReason.CANCELLED, "the engine cancelled the request")
@@ -150,6 +150,10 @@ class _Episode:
             return End(StopReason(step.stop_reason or StopReason.SUBMITTED), step.observation)
         return cut or self.budget.last_turn() or step
 
+    def _parse(self, completion: Completion) -> ParsedAction | FormatError:
+        text = self.renderer.text(completion.token_ids)
+        return self.action_format.parse(text, cut=completion.finish_reason == "length")
+
     def _explain(self, error: FormatError, tries_left: int) -> str:
         return error.explain(tries_left=tries_left) if self.budget.limits.explain_errors else error.message
 
@@ -157,7 +161,7 @@ class _Episode:
         """The format errors that end the turns so far, in a row."""
         errors: list[FormatError] = []
         for turn in reversed(self.turns):
-            action = self.action_format.parse(self.renderer.text(turn.completion.token_ids))
+            action = self._parse(turn.completion)
             if not isinstance(action, FormatError):
                 break
             errors.insert(0, action)

@@ -47,7 +47,11 @@ class ActionFormat(Protocol):
     name: str
     help: str  # one line for the system prompt
 
-    def parse(self, text: str) -> ParsedAction | FormatError: ...
+    def parse(self, text: str, *, cut: bool = False) -> ParsedAction | FormatError:
+        """The one call in `text`, or why there is none. `cut`: the text ends where a limit was reached, which matters
+        to a format whose end mark may also occur inside a call."""
+        ...
+
     def render(self, name: str, arguments: Mapping[str, str]) -> str: ...
     def bind(self, tools: Mapping[str, Sequence[str]]) -> Self:
         """The format for these tools (name -> parameters in their order); the same one where it needs no names."""

@@ -17,7 +17,8 @@ Rules, all of them tested:
 - The last line break before the closing backticks is layout; every other character of a command counts. A block ends at
   the first line that is nothing but at least as many backticks as it began with.
 - Quotes are the shell's: a value in single quotes is kept to the character, a single quote itself is `'\''`.
-- A block without its closing line is never executed. More than one action block is an error.
+- A block without its closing line is never executed, nor one that seems to hold the beginning of another: it ends
+  with that one, and the rest of the command is missing. More than one action block is an error.
 - Read all the same, and flagged as repaired: a block without a label, taken for the shell's; a value without quotes.
 """
 
@@ -55,6 +56,7 @@ class _Block:
     body: str
     start: int
     closed: bool
+    inner: str  # a line in it that looks like the beginning of a block
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +70,9 @@ class FenceFormat:
         "shell"
     )
 
-    def parse(self, text: str) -> ParsedAction | FormatError:
-        """The one call in `text`, or why there is none."""
+    def parse(self, text: str, *, cut: bool = False) -> ParsedAction | FormatError:
+        """The one call in `text`, or why there is none. Out of a `cut` text no call is taken: the line of backticks
+        that seems to end its block may be one of a document that the command was writing."""
         start = after_thought(text)
         if start is None:
             return _error("no_call", "the thought never ended")
@@ -77,8 +80,9 @@ class FenceFormat:
         if not actions:
             return _error("no_call", "no command block")
         block = actions[0]
-        if not block.closed:
-            return _error("truncated", "the block is not closed by a line of backticks")
+        if cut or not block.closed:
+            what = "the message was cut off" if block.closed else "the block is not closed by a line of backticks"
+            return _error("truncated", what)
         if len(actions) > 1:
             return _error("several", "more than one command block")
         try:
@@ -118,6 +122,8 @@ class FenceFormat:
 
     def _call(self, block: _Block) -> tuple[ToolCall, str]:
         """(call that an action block means, what was repaired). Raises _Malformed."""
+        if block.inner:
+            raise _Malformed(f"a line {block.inner[:20]} inside the block, which then needs more backticks around it")
         named = _NAMED.fullmatch(block.label)
         if named is None or block.label in _SHELL_LABELS:
             shell, parameter = self._shell()
@@ -154,23 +160,26 @@ def _value(found: re.Match[str]) -> str:
 
 def _blocks(text: str, start: int) -> Iterator[_Block]:
     """Fenced blocks from `start` on; the last may lack its end. A block may begin within a line if it has a label."""
-    opening = None
+    opening, inner = None, ""
     for line in _FENCE.finditer(text, start):
         ticks, label = line.group(1), line.group(2).strip()
         at_start = line.start() == start or text[line.start() - 1] == "\n"
         if opening is None:
             attached = bool(_NAMED.fullmatch(label)) and not line.group(2)[0].isspace()
-            opening = line if at_start or attached else None
-        elif at_start and not label and len(ticks) >= len(opening.group(1)):
-            yield _block(text, opening, line.start())
+            opening, inner = (line if at_start or attached else None), ""
+        elif at_start and len(ticks) >= len(opening.group(1)):
+            if label:
+                inner = inner or line.group()
+                continue
+            yield _block(text, opening, line.start(), inner)
             opening = None
     if opening is not None:
-        yield _block(text, opening, None)
+        yield _block(text, opening, None, inner)
 
 
-def _block(text: str, opening: re.Match[str], end: int | None) -> _Block:
+def _block(text: str, opening: re.Match[str], end: int | None, inner: str) -> _Block:
     body = text[opening.end() + 1 : None if end is None else max(end - 1, opening.end() + 1)]
-    return _Block(opening.group(2).strip(), body, opening.start(), end is not None)
+    return _Block(opening.group(2).strip(), body, opening.start(), end is not None, inner)
 
 
 def _fenced(label: str, body: str) -> str:

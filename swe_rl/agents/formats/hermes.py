@@ -44,8 +44,8 @@ class HermesFormat:
         r"inside strings escaped as JSON wants it (\n, \")"
     )
 
-    def parse(self, text: str) -> ParsedAction | FormatError:
-        """The one call in `text`, or why there is none."""
+    def parse(self, text: str, *, cut: bool = False) -> ParsedAction | FormatError:
+        """The one call in `text`, or why there is none. A closed call is whole, wherever the text was cut."""
         start = after_thought(text)
         if start is None:
             return _error("no_call", "the thought never ended")

@@ -72,6 +72,12 @@ def test_other_blocks_belong_to_the_thought_once_the_tools_are_known() -> None:
         ("```command\nls\n``` x", "truncated", None),
         ("```command\nls\n```\n```command\nls\n```", "several", "more than one command block"),
         ("```command\nls\n```\n```command\nls", "several", None),
+        ("```command\ncat > a.md <<E\n```python\nx\n```\nE\n```", "several", None),
+        (
+            "```command\ncat > a.md <<E\n```python\nx\n```\n",
+            "malformed",
+            "a line ```python inside the block, which then needs more backticks around it",
+        ),
         ("```open\n--path 'a\n```", "malformed", "the value of --path is not one quoted text"),
         ("```open\n--path 'a'b\n```", "malformed", "the value of --path is not one quoted text"),
         ("```open\n--path\n```", "malformed", None),
@@ -84,3 +90,14 @@ def test_errors_say_what_was_seen(text: str, kind: str, seen: str | None) -> Non
     assert isinstance(got, FormatError), got
     assert got.kind == kind
     assert seen is None or got.seen == seen
+
+
+def test_no_call_is_taken_from_a_message_that_was_cut() -> None:
+    text = "```command\ncat > a.md <<E\n```\n"
+    assert isinstance(FENCE.parse(text), ParsedAction)
+    got = FENCE.parse(text, cut=True)
+    assert isinstance(got, FormatError)
+    assert (got.kind, got.seen) == ("truncated", "the message was cut off")
+    for name in ("xml", "hermes"):  # their end mark cannot occur inside a call
+        whole = FORMATS[name].render("bash", {"command": "ls"}) + " and"
+        assert FORMATS[name].parse(whole, cut=True) == FORMATS[name].parse(whole)
