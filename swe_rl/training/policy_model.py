@@ -61,15 +61,17 @@ class PolicyModel(nn.Module):
         *,
         algo: AlgoConfig | None = None,
         objective: str = "policy_gradient",
+        head_impl: str = "auto",
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """With `algo`: (loss scalar, stats of ops.linear_policy_loss). Without: (logprobs [T], {}), NaN if masked.
 
-        trained_rows i64 are the indices of batch.loss_mask, found on the host so that a GPU is not waited for.
+        trained_rows i64 are the indices of batch.loss_mask, found on the host so that a GPU is not waited for;
+        head_impl is `impl` of the head's operations.
         """
         hidden = packed_forward(self.model, batch)
         weight = head_weight(self.model)
         if algo is None:
-            return _score(hidden, weight, batch, trained_rows), {}
+            return _score(hidden, weight, batch, trained_rows, head_impl), {}
         return ops.linear_policy_loss(
             hidden,
             weight,
@@ -82,16 +84,18 @@ class PolicyModel(nn.Module):
             ref_logprobs=batch.ref_logprobs,
             temperature=1.0 if batch.temperature is None else batch.temperature,
             trained_rows=trained_rows,
+            impl=head_impl,
             **loss_rules(algo, objective, has_old=batch.old_logprobs is not None),
         )
 
 
-def _score(hidden: Tensor, weight: Tensor, batch: PackedBatch, rows: Tensor) -> Tensor:
+def _score(hidden: Tensor, weight: Tensor, batch: PackedBatch, rows: Tensor, head_impl: str) -> Tensor:
     logprobs, _ = ops.linear_logprob(
         hidden.index_select(0, rows),
         weight,
         batch.labels.index_select(0, rows),
         temperature=1.0 if batch.temperature is None else batch.temperature.index_select(0, rows),
+        impl=head_impl,
     )
     scored = torch.full((len(batch.loss_mask),), math.nan, dtype=logprobs.dtype, device=logprobs.device)
     return scored.index_copy(0, rows, logprobs)

@@ -153,7 +153,9 @@ class TorchBackend:
         self.model.train()
         self.optimizer.zero_grad()
         for batch, trained_rows in self._padded(batches):
-            loss, stats = self.policy(batch, trained_rows, algo=self.algo, objective=objective)
+            loss, stats = self.policy(
+                batch, trained_rows, algo=self.algo, objective=objective, head_impl=self.cfg.head_impl
+            )
             loss.backward()
             totals.add(batch, loss.detach(), stats, on_policy_data=objective == "policy_gradient")
         if not self.sharded and mesh.world_size() > 1:
@@ -185,7 +187,8 @@ class TorchBackend:
     def logprobs(self, batches: Sequence[PackedBatch]) -> list[Tensor]:
         """[T] fp32 per batch on the CPU, at each token's temperature, NaN where not trained; same code as training."""
         self.model.eval()
-        scored = [self.policy(batch, rows)[0].float().cpu() for batch, rows in self._padded(batches)]
+        padded, impl = self._padded(batches), self.cfg.head_impl
+        scored = [self.policy(batch, rows, head_impl=impl)[0].float().cpu() for batch, rows in padded]
         free_gathered(self.policy)
         return scored[: len(batches)]
 
