@@ -109,7 +109,7 @@ def make_columns(head: Head, *, fraction: float, seed: int = 3, **scaling: Any) 
     logprobs, _, _ = softmax_summary(scaled_logits(head.hidden, head.weight, **scaling), masked_labels)
     mask = torch.rand(rows, generator=generator) < fraction
     if fraction:
-        mask[rows // 2] = True
+        mask[rows // 2 :][:1] = True
     values = {"advantages": uniform(-1, 1), "token_weights": uniform(0.1, 1)}
     for name in ("old_logprobs", "rollout_logprobs", "ref_logprobs"):
         values[name] = logprobs + uniform(-0.6, 0.6)
@@ -160,8 +160,7 @@ def token_formula(
 def answer(head: Head, columns: dict[str, Tensor], rules: dict[str, Any], **scaling: Any) -> Answer:
     """Loss over trained rows and its gradients, by autograd of the formulas in fp64."""
     mask = columns["loss_mask"]
-    hidden = head.hidden.double().requires_grad_()
-    weight = head.weight.double().requires_grad_()
+    hidden, weight = wide_leaves(head)
     logits = scaled_logits(hidden, weight, **scaling)[mask]
     summary = softmax_summary(logits, head.labels[mask])
     given = {name: column[mask].double() for name, column in columns.items() if name != "loss_mask"}
@@ -170,6 +169,12 @@ def answer(head: Head, columns: dict[str, Tensor], rules: dict[str, Any], **scal
     loss.backward()
     parts = (loss, summary[0], summary[1], ratio)
     return Answer(*(part.detach() for part in parts), hidden.grad, weight.grad)
+
+
+def wide_leaves(head: Head) -> tuple[Tensor, Tensor]:
+    """(hidden, weight) in fp64 that take gradients and share nothing with `head`."""
+    hidden, weight = (matrix.detach().clone().double().requires_grad_() for matrix in (head.hidden, head.weight))
+    return hidden, weight
 
 
 def relative(got: Tensor, want: Tensor) -> float:
