@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from jinja2 import Environment, StrictUndefined, UndefinedError
 
+from swe_rl.agent_config import PROMPTS, AgentConfig, validate_agent
 from swe_rl.agents import FORMATS, TOOLSETS, load_prompt, make_toolset
 from swe_rl.agents.formats import ParsedAction
 from swe_rl.agents.prompts import TEMPLATES, Prompt
@@ -16,7 +16,7 @@ from swe_rl.agents.toolset import Toolset
 from swe_rl.agents.toolsets.bash import SENTINEL
 from swe_rl.agents.toolsets.command_line import USAGE
 from swe_rl.cli.hydra_entry import compose_config
-from swe_rl.config import PROMPTS, AgentConfig, TrainConfig, validate
+from swe_rl.config import TrainConfig, validate
 from swe_rl.errors import ConfigError
 from swe_rl.testing import make_task
 
@@ -140,11 +140,10 @@ def test_every_agent_configuration_is_valid(agent: str) -> None:
 
 
 def test_a_prompt_of_other_tools_is_refused() -> None:
-    config = compose_config(TrainConfig, "train", ["experiment=smoke"])
     for prompt, toolset in itertools.product(PROMPTS, TOOLSETS):
-        config.agent = replace(config.agent, prompt=prompt, toolset=toolset)
+        cfg = AgentConfig(prompt=prompt, toolset=toolset)
         if (prompt, toolset) in PAIRS:
-            validate(config)
+            validate_agent(cfg)
         else:
             with pytest.raises(ConfigError, match=r"agent\.prompt=.* describes other tools"):
-                validate(config)
+                validate_agent(cfg)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from swe_rl.tasks.minirepo.demonstrator import Demonstrator as MinirepoDemonstra
 from swe_rl.tasks.oracle import OracleDemonstrator
 from swe_rl.tasks.oracle_calls import replacement_between
 from swe_rl.training.torch_backend import TorchBackend
-from swe_rl.types import SandboxSpec, StopReason, Task, Trajectory
+from swe_rl.types import SandboxSpec, StopReason, Task, ToolCall, Trajectory
 
 PROMPT_OF = {"minimal": "default", "r2e": "deepswe", "sweagent": "deepswe_eval", "nebius": "nebius", "bash": "bash"}
 MATRIX = [(toolset, action_format) for toolset in TOOLSETS for action_format in FORMATS]
@@ -149,6 +150,29 @@ async def test_the_oracle_solves_tasks_while_old_observations_leave_the_context(
     assert [trajectory.reward and trajectory.reward.value for trajectory in found] == [1.0] * len(tasks)
     assert all(any(turn.kept_context is not None for turn in trajectory.turns) for trajectory in found)
     train_once(model, found[-1])
+
+
+class Curious(OracleDemonstrator):
+    """Asks twice, then plays the oracle."""
+
+    questions = 2
+
+    def next_call(self, last_observation: str | None, test_passed: bool | None) -> ToolCall:
+        if self.questions:
+            self.questions -= 1
+            return ToolCall(name="ask_human", arguments={"question": "What is expected?"})
+        return super().next_call(last_observation, test_passed)
+
+
+async def test_questions_are_answered_and_cost_reward(tasks: list[Task], nano: tuple[Any, Any], tmp_path: Path) -> None:
+    cfg = config("sweagent", "hermes", ask_human="scripted", question_cost=0.125)
+    task = replace(tasks[0], meta={**tasks[0].meta, "answers": [["expected", "See the report."]]})
+    (got,) = await play(cfg, [task], nano[1], tmp_path, partial(Curious, toolset="sweagent"))
+    assert [turn.observation for turn in got.turns[:2]] == ["See the report."] * 2
+    assert got.reward is not None
+    assert got.reward.value == 0.75
+    assert got.reward.terms["questions"] == -0.25
+    assert got.reward.tests_passed == got.reward.tests_total
 
 
 @pytest.mark.parametrize(
