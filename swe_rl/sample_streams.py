@@ -118,7 +118,7 @@ async def collect_passed(
         async for group in groups:
             finished += group.trajectories
     all_finished = await share.all_of(finished, chosen)
-    passed = [t for t in all_finished if t.reward is not None and t.reward.value >= 1.0]
+    passed = [t for t in all_finished if t.reward is not None and t.reward.solved]
     counts = {"rollout/num_trajectories": float(len(all_finished)), "rollout/num_passed": float(len(passed))}
     return passed, counts
 

@@ -141,6 +141,11 @@ class Reward:
     tests_total: int = 0
     test_status: Mapping[str, str] = field(default_factory=dict)  # id -> passed | failed | error | missing
 
+    @property
+    def solved(self) -> bool:
+        """Whether the hidden tests pass, whatever was added to the value or taken off it."""
+        return self.terms.get("resolved", self.value) >= 1.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:

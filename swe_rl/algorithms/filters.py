@@ -67,12 +67,8 @@ def _describe(kept: list[Trajectory], counts: Counter[str], *, drop_uniform: boo
     rewards = [t.reward.value for t in kept if t.reward is not None]
     if not rewards:
         return "empty"
-    if all(r <= 0 for r in rewards):
-        counts["solve_none"] += 1
-    elif all(r >= 1 for r in rewards):
-        counts["solve_all"] += 1
-    else:
-        counts["solve_partial"] += 1
+    solved = sum(t.reward.solved for t in kept if t.reward is not None)
+    counts["solve_none" if not solved else "solve_all" if solved == len(kept) else "solve_partial"] += 1
     counts["singleton"] += len(rewards) == 1
     uniform = min(rewards) == max(rewards)
     counts["uniform"] += uniform

@@ -28,8 +28,8 @@ EXAMPLE = "swe-rl rollout --show runs/RUN --outcome failed --count 2"
 BRACKETS = {TRAINED: ("⟦", "⟧"), MASKED: ("⟨", "⟩")}  # instead of colours, where there are none
 OUTCOMES: dict[str, Callable[[Trajectory], bool]] = {
     "any": lambda trajectory: True,
-    "passed": lambda trajectory: trajectory.reward is not None and trajectory.reward.value >= 1.0,
-    "failed": lambda trajectory: trajectory.reward is not None and trajectory.reward.value < 1.0,
+    "passed": lambda trajectory: trajectory.reward is not None and trajectory.reward.solved,
+    "failed": lambda trajectory: trajectory.reward is not None and not trajectory.reward.solved,
     "unscored": lambda trajectory: trajectory.reward is None,
 }
 

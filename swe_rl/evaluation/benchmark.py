@@ -138,7 +138,7 @@ async def evaluate(
 
 def is_resolved(trajectory: Trajectory) -> bool:
     """All required hidden tests passed."""
-    return trajectory.reward is not None and trajectory.reward.value >= 1.0
+    return trajectory.reward is not None and trajectory.reward.solved
 
 
 def _attempt(trajectory: Trajectory, kind: str) -> Attempt:

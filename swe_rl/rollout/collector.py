@@ -176,7 +176,7 @@ class Collector:
         else:
             stats.finished += 1
             stats.reused += reused
-            stats.passed += trajectory.reward is not None and trajectory.reward.value >= 1.0
+            stats.passed += trajectory.reward is not None and trajectory.reward.solved
             stats.sampled_tokens += trajectory.num_sampled_tokens
             stats.tokens += len(trajectory.token_ids)
         if not reused:

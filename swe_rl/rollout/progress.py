@@ -34,7 +34,7 @@ class RolloutProgress:
         self._done += 1
         if trajectory.reward is not None and math.isfinite(trajectory.reward.value):  # demonstrations are not graded
             self._graded += 1
-            self._passed += trajectory.reward.value >= 1.0
+            self._passed += trajectory.reward.solved
         self._tokens += trajectory.num_sampled_tokens
         elapsed = time.monotonic() - self._started
         self._metrics.progress(

@@ -23,7 +23,7 @@ def rollout_sums(groups: Sequence[TrajectoryGroup], counts: Mapping[str, int]) -
         if trajectory.reward is not None:
             sums["graded"] += 1
             sums["reward"] += trajectory.reward.value  # type: ignore[assignment]  # a Counter adds floats as well
-            sums["passed"] += trajectory.reward.value >= 1.0
+            sums["passed"] += trajectory.reward.solved
     return sums
 
 
