@@ -123,7 +123,7 @@ def packed_attention(
     """Causal attention within each document; the maths of a document is that of the document alone.
 
     query [B, Hq, T, D], key and value [B, Hkv, T, D] -> [B, T, Hq, D]. B is 1 with `packed_segments`; without, every
-    row is one document. On a CPU gradients are computed in fp32: torch's bf16 backward kernel is up to ten times slower.
+    row is one document. On a CPU gradients are computed in fp32: torch's bf16 backward kernel is ten times slower.
     """
     dtype = query.dtype
     if dtype != torch.float64 and query.device.type == "cpu" and query.requires_grad:

@@ -188,8 +188,8 @@ def test_command_language(text: str, name: str | None, arguments: dict[str, str]
 
 @pytest.mark.parametrize(
     "text",
-    ["open", "open a b c", "open a.py && ls", "goto", "submit now", "edit x", "edit 1-2 y", "edit 1:2 a b", "edit --file",
-     "edit 1:2 <<E\nx", "edit 1:2 <<E\nx\nE\nls", "replace a", "search_file", "open 'a", "create a b"],
+    ["open", "open a b c", "open a.py && ls", "goto", "submit now", "edit x", "edit 1-2 y", "edit 1:2 a b",
+     "edit --file", "edit 1:2 <<E\nx", "edit 1:2 <<E\nx\nE\nls", "replace a", "search_file", "open 'a", "create a b"],
 )  # fmt: skip
 def test_command_language_says_how_to_write_it(text: str) -> None:
     with pytest.raises(ToolError, match=text.split()[0]):
