@@ -1,0 +1,301 @@
+"""Time and memory of the policy-gradient head, beside the ways in which others compute it.
+
+    python benchmarks/bench_head.py [--tokens 4096 --hidden 576 --vocab 49152 --fraction 0.2] [--mode scoring]
+                                    [--threads 2] [--providers ours,eager] [--record] [--plot]
+    python benchmarks/bench_head.py --targets [--record]     the cases that have targets, and a verdict on each
+
+Steps of all providers alternate in one process, and a ratio is the median over repetitions of two steps of the same
+repetition, in wall time and in time on the CPU (which a busy machine disturbs less). Peak memory is that of a process
+of its own per provider (CPU: resident memory). The roofline is the time of the three matrix products of the trained
+rows (one for scoring), measured in the same alternation. `--record` appends the rows to baselines/head_DEVICE.csv,
+`--plot` draws that file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import functools
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from head_cases import HeadCase, HeadInputs, make_inputs
+from head_providers import CROSS_ENTROPY, NOTES, PROVIDERS, CannotRun, first_line, run_provider, run_reference, versions
+from measure import Times, interleaved, peak_memory
+from torch import Tensor
+
+BASELINES = Path(__file__).parent / "baselines"
+PRODUCTS = "products"  # the roofline, timed like a provider
+ALL_LOGITS = {"eager": 4, "trl_selective": 5}  # who keeps [T, V] fp32, and about how many of them at once
+TARGET_CASES = (
+    HeadCase(4096, 576, 49152, 0.2),
+    HeadCase(4096, 576, 49152, 1.0),
+    HeadCase(4096, 1024, 151936, 0.2),
+)
+FAST, WHOLE, LARGE = TARGET_CASES
+COLUMNS = (
+    *("date", "commit", "machine", "threads", "load_1m", "kernel", "provider", "device", "dtype", "T", "H", "V"),
+    *("trained_fraction", "mode", "repeats", "p20_s", "p50_s", "p80_s", "cpu_p50_s", "peak_mib_over_base"),
+    *("roofline_s", "roofline_fraction", "ratio_to_ours", "cpu_ratio_to_ours", "gradient_error", "versions", "note"),
+)
+Row = dict[str, object]
+
+
+def bench_case(case: HeadCase, args: argparse.Namespace) -> Iterator[Row]:
+    """One row per provider, whether it ran or not."""
+    results: dict[str, Row] = {name: {} for name in args.providers}
+    if args.speed:
+        for name, found in speed(case, args.providers, args.repeats).items():
+            results[name] |= found
+    if args.memory:
+        for name in args.providers:
+            if "note" not in results[name]:
+                results[name] |= memory_in_child(case, name, args.threads)
+    for name, found in results.items():
+        yield {**_common(case, args, name), "note": NOTES.get(name, ""), **found}
+
+
+def speed(case: HeadCase, providers: list[str], repeats: int) -> dict[str, Row]:
+    """Per provider its times, or a note why there are none."""
+    inputs = make_inputs(case)
+    results: dict[str, Row] = {}
+    steps: dict[str, Callable[[], object]] = {}
+    references: dict[str, Tensor] = {}
+    for name in providers:
+        wanted = "cross_entropy" if name in CROSS_ENTROPY else "policy"
+        try:
+            _check_size(name, case)
+            got = run_provider(name, inputs)[-1]
+            if wanted not in references:
+                references[wanted] = run_reference(name, inputs)[-1]
+            results[name] = {"gradient_error": f"{_distance(got, references[wanted]):.1e}"}
+            del got
+            steps[name] = functools.partial(run_provider, name, inputs)
+            steps[name]()  # compiled and warm
+        except Exception as error:
+            results[name] = {"note": f"not measured: {first_line(error)}"}
+    references.clear()
+    steps[PRODUCTS] = products(inputs)
+    times = interleaved(steps, repeats, device=case.device)
+    roofline = statistics.median(times.pop(PRODUCTS).wall)
+    for name, found in times.items():
+        results[name] |= _time_columns(found, roofline, times.get("ours"))
+    return results
+
+
+def products(inputs: HeadInputs) -> Callable[[], None]:
+    """The matrix products that no implementation can do without: of the trained rows, results allocated before."""
+    weight = inputs.weight.detach()
+    rows = inputs.hidden.detach()[inputs.loss_mask]
+    logits = rows.new_empty(len(rows), len(weight))
+    grad_rows, grad_weight = torch.empty_like(rows), torch.empty_like(weight)
+
+    def run() -> None:
+        torch.mm(rows, weight.T, out=logits)
+        if inputs.case.mode == "forward_backward":
+            torch.mm(logits, weight, out=grad_rows)
+            torch.mm(logits.T, rows, out=grad_weight)
+
+    run()
+    return run
+
+
+def memory_of(case: HeadCase, name: str) -> Row:
+    """Peak memory of one provider in this process."""
+    try:
+        _check_size(name, case)
+        inputs = make_inputs(case)
+        step = functools.partial(run_provider, name, inputs)
+        peak = peak_memory(step, device=case.device, clear=inputs.clear_gradients)
+        return {"peak_mib_over_base": round(peak, 1)}
+    except Exception as error:
+        return {"note": f"memory not measured: {first_line(error)}"}
+
+
+def memory_in_child(case: HeadCase, name: str, threads: int) -> Row:
+    """memory_of in a fresh process, where large blocks go back to the system when they are freed."""
+    spec = json.dumps({"case": dataclasses.asdict(case), "provider": name, "threads": threads})
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+    command = [sys.executable, __file__, "--memory-of", spec]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode != 0:
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return {"note": f"memory not measured: {reason}"}
+    return dict(json.loads(done.stdout.strip().splitlines()[-1]))
+
+
+def verdicts(rows: list[Row]) -> list[str]:
+    """What the targets of the CPU say about these rows, one line each; only those that the rows can decide."""
+    lines = []
+
+    def judge(case: HeadCase, what: str, column: str, provider: str, limit: float, *, at_least: bool = False) -> None:
+        own, its = _find(rows, case, "ours", column), _find(rows, case, provider, column)
+        if own is None or its is None:
+            return
+        value = own / its if column == "peak_mib_over_base" and provider != "ours" else its
+        met = value >= limit if at_least else value <= limit
+        sign = ">=" if at_least else "<="
+        lines.append(f"{'met   ' if met else 'MISSED'} {value:8.3f} {sign} {limit:<7g} {what} ({case})")
+
+    memory, ratio = "peak_mib_over_base", "ratio_to_ours"
+    judge(FAST, "time of trl_selective / ours", ratio, "trl_selective", 10, at_least=True)
+    judge(FAST, "time of liger_grpo / ours", ratio, "liger_grpo", 8, at_least=True)
+    judge(FAST, "time of rows_selected / ours", ratio, "rows_selected", 1.15, at_least=True)
+    judge(FAST, "memory of ours / rows_selected", memory, "rows_selected", 0.60)
+    judge(FAST, "memory of ours / eager", memory, "eager", 0.15)
+    judge(WHOLE, "time of eager / ours", ratio, "eager", 1.0, at_least=True)
+    judge(WHOLE, "memory of ours / eager", memory, "eager", 0.25)
+    judge(LARGE, "MiB of ours, gradient of the weight included", memory, "ours", 1e9 / (1 << 20))
+    return lines
+
+
+def _find(rows: list[Row], case: HeadCase, provider: str, column: str) -> float | None:
+    """The last such value, None where it was not measured."""
+    wanted = {**_case_columns(case), "provider": provider}
+    values = [row.get(column) for row in rows if all(row.get(name) == value for name, value in wanted.items())]
+    found = [value for value in values if value not in (None, "")]
+    return float(str(found[-1])) if found else None
+
+
+def _time_columns(times: Times, roofline: float, ours: Times | None) -> Row:
+    p20, p50, p80 = (times.quantile(share) for share in (0.2, 0.5, 0.8))
+    return {
+        "repeats": len(times.wall),
+        "p20_s": f"{p20:.5g}",
+        "p50_s": f"{p50:.5g}",
+        "p80_s": f"{p80:.5g}",
+        "cpu_p50_s": f"{statistics.median(times.cpu):.5g}",
+        "roofline_s": f"{roofline:.5g}",
+        "roofline_fraction": f"{roofline / p50:.3f}",
+        "ratio_to_ours": "" if ours is None else f"{times.median_ratio_to(ours):.3f}",
+        "cpu_ratio_to_ours": "" if ours is None else f"{times.median_ratio_to(ours, cpu=True):.3f}",
+    }
+
+
+def _common(case: HeadCase, args: argparse.Namespace, provider: str) -> Row:
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": _commit(),
+        "machine": torch.cuda.get_device_name() if case.device == "cuda" else _cpu_name(),
+        "threads": args.threads,
+        "load_1m": round(os.getloadavg()[0], 1),  # our own threads count 1 each
+        **_case_columns(case),
+        "provider": provider,
+        "versions": versions(),
+    }
+
+
+def _case_columns(case: HeadCase) -> Row:
+    return {
+        "kernel": "policy_head",
+        "device": case.device,
+        "dtype": case.dtype,
+        "T": case.num_tokens,
+        "H": case.hidden_size,
+        "V": case.vocab_size,
+        "trained_fraction": case.trained_fraction,
+        "mode": case.mode,
+    }
+
+
+def _check_size(name: str, case: HeadCase) -> None:
+    need = ALL_LOGITS.get(name, 0) * case.logits_bytes
+    if case.device == "cuda":
+        free = torch.cuda.mem_get_info()[0]
+    else:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    if need > 0.8 * free:
+        raise CannotRun(f"needs about {need / 1e9:.0f} GB, {free / 1e9:.0f} GB are free")
+
+
+def _distance(value: Tensor, reference: Tensor) -> float:
+    """Relative, in the Euclidean norm."""
+    return float((value.float() - reference.float()).norm() / reference.float().norm())
+
+
+def _cpu_name() -> str:
+    lines = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return lines[0].split(":", 1)[1].strip() if lines else platform.machine()
+
+
+@functools.cache
+def _commit() -> str:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def append_row(path: Path, columns: Sequence[str], row: Mapping[str, object]) -> None:
+    """Appends and flushes; a new file gets its header first."""
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=columns, lineterminator="\n")
+        if new:
+            writer.writeheader()
+        writer.writerow(row)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--hidden", type=int, default=576)
+    parser.add_argument("--vocab", type=int, default=49152)
+    parser.add_argument("--fraction", type=float, default=0.2)
+    parser.add_argument("--mode", choices=("forward_backward", "scoring"), default="forward_backward")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--providers", default=",".join(PROVIDERS))
+    parser.add_argument("--no-speed", dest="speed", action="store_false")
+    parser.add_argument("--no-memory", dest="memory", action="store_false")
+    parser.add_argument("--targets", action="store_true", help="the three cases that have targets")
+    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--plot", action="store_true")
+    parser.add_argument("--memory-of", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    args.providers = args.providers.split(",")
+    if unknown := set(args.providers) - set(PROVIDERS):
+        parser.error(f"--providers: {min(unknown)} is unknown, use some of {', '.join(PROVIDERS)}")
+    return args
+
+
+def main() -> None:
+    args = _arguments()
+    if args.memory_of:
+        spec = json.loads(args.memory_of)
+        torch.set_num_threads(spec["threads"])
+        print(json.dumps(memory_of(HeadCase(**spec["case"]), spec["provider"])))
+        return
+    torch.set_num_threads(args.threads)
+    sizes = (args.tokens, args.hidden, args.vocab, args.fraction)
+    cases = TARGET_CASES if args.targets else (HeadCase(*sizes, args.mode, args.dtype, args.device),)
+    path = BASELINES / f"head_{args.device}.csv"
+    rows = []
+    for case in cases:
+        print(case)
+        for row in bench_case(case, args):
+            rows.append(row)
+            shown = ("p50_s", "ratio_to_ours", "cpu_ratio_to_ours", "roofline_fraction", "peak_mib_over_base", "note")
+            print(f"  {row['provider']:<18}", "  ".join(f"{name}={row[name]}" for name in shown if row.get(name)))
+            if args.record:
+                append_row(path, COLUMNS, row)
+    print("\n".join(verdicts(rows)))
+    if args.plot:
+        from plot_head import plot
+
+        print(f"wrote {plot(path)}")
+
+
+if __name__ == "__main__":
+    main()
