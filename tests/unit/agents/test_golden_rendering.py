@@ -117,7 +117,10 @@ FAMILIES["gpt-oss-accumulated"] = Family(
     lambda messages: reference.harmony(messages, date=DATE, whole=True),  # no template does that: see harmony.py
     final_only=True,
 )
-EVERY = pytest.mark.parametrize("name", FAMILIES)
+SLOW = ("qwen", "llama")  # 151,643 tokens, or 256 special ones
+EVERY = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name.startswith(SLOW) else []) for name in FAMILIES]
+)
 
 
 def make(name: str) -> tuple[Family, Any, Any]:
@@ -183,7 +186,6 @@ def prompts(family: Family, tokenizer: Any, renderer: Any, messages: Messages) -
     return found
 
 
-@pytest.mark.slow
 @EVERY
 def test_turn_by_turn_ids_equal_those_of_the_whole_conversation(name: str) -> None:
     family, tokenizer, renderer = make(name)
@@ -205,7 +207,6 @@ def test_turn_by_turn_ids_equal_those_of_the_whole_conversation(name: str) -> No
     print(f"{name}: {equal} prompts equal, {explained} differ for a documented reason")
 
 
-@pytest.mark.slow
 @EVERY
 def test_where_ids_differ_the_sampled_ones_are_kept(name: str) -> None:
     """With or without a reason: each prompt is the one before, what stays of the sampled ids, and the delta."""
@@ -224,7 +225,6 @@ def test_where_ids_differ_the_sampled_ones_are_kept(name: str) -> None:
             )
 
 
-@pytest.mark.slow
 @EVERY
 def test_look_alikes_in_tool_output_are_text(name: str) -> None:
     family, tokenizer, renderer = make(name)
