@@ -41,7 +41,8 @@ def absorb(z, top, total, weighted, squares):
     total = sum e, weighted = sum e (z - top), squares = sum e^2 with e = exp(z - top). Moving the maximum by
     shift <= 0 adds shift * total to `weighted` and then scales them by s, s and s^2 with s = exp(shift). The maximum
     starts at -inf (never at 0: rows whose logits are all below -100 would vanish); until the first finite column the
-    reference point is 0 and every term exp(-inf) = 0. NaN columns make every sum NaN.
+    reference point is 0 and every term exp(-inf) = 0. NaN columns make every sum NaN. The bound of z - top in the
+    product keeps exp(-inf) * -inf at 0; a comparison there cost registers until some compilers spilled.
     """
     higher = tl.maximum(top, tl.max(z, axis=1))
     origin = tl.where(higher == float("-inf"), 0.0, higher)
@@ -49,7 +50,7 @@ def absorb(z, top, total, weighted, squares):
     scale = tl.where(top == float("-inf"), 0.0, tl.exp(shift))
     below = z - origin[:, None]
     e = tl.exp(below)
-    weighted = scale * (weighted + shift * total) + tl.sum(tl.where(e == 0.0, 0.0, e * below), axis=1)
+    weighted = scale * (weighted + shift * total) + tl.sum(e * tl.maximum(below, -1e30), axis=1)
     total = scale * total + tl.sum(e, axis=1)
     squares = scale * scale * squares + tl.sum(e * e, axis=1)
     return higher, total, weighted, squares
