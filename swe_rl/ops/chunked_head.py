@@ -9,6 +9,7 @@ Letters: T tokens, M trained rows, C rows of a chunk, H hidden, V vocabulary (of
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -38,6 +39,8 @@ def usable(impl: str, *, device: str, dtype: torch.dtype) -> tuple[bool, str]:
         return False, f"the tensors are on {device}"
     if impl == "triton" and dtype == torch.float64:
         return False, "the Triton kernels have no fp64"
+    if impl == "triton" and device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return False, f"the tensors are on {device}: Triton needs a GPU, or TRITON_INTERPRET=1 from the start"
     return kernels_of(impl).available()
 
 
