@@ -105,7 +105,7 @@ def test_gradient(library: str, rows: int, columns: int, softcap: float, dtype: 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 0.7, 1.3])
 @pytest.mark.parametrize("softcap", [0.0, 30.0])
-@pytest.mark.parametrize("spread", [1.0, 1e2, 1e4])
+@pytest.mark.parametrize("spread", [1.0, 10.0, 1e4])
 def test_bounds_of_probability(library: str, spread: float, softcap: float, temperature: float) -> None:
     """logprob <= 0 and 0 <= entropy <= ln V, to the last bit: a scaled logit fused into a subtraction broke both."""
     logits, _, inv = make_rows(200, 50, torch.float32, spread=spread)

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
 from swe_rl.algorithms.losses import policy_loss
-from swe_rl.ops.token_loss import clipped_surrogate, kl_k3, log_ratio, token_loss, truncated_importance
+from swe_rl.ops.token_loss import (
+    clipped_importance,
+    clipped_surrogate,
+    complete_rules,
+    kl_k3,
+    log_ratio,
+    masked_importance,
+    token_loss,
+    truncated_importance,
+)
 
 
 @pytest.mark.parametrize(
@@ -82,3 +92,119 @@ def test_policy_loss_weighs_and_selects() -> None:
     assert loss.item() == pytest.approx(0.5 * -1.1 + 0.25 * 0.8)
     loss.backward()
     assert logprobs.grad.tolist() == pytest.approx([-0.55, 0.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "slope", "clipped"),
+    [
+        (2.9, -1.0, 2.9, 2.9, False),
+        (3.5, -1.0, 3.0, 0.0, True),  # the loss of a bad token is bounded by c
+        (3.5, 1.0, -1.28, 0.0, True),  # a good one was bounded before
+        (0.5, -2.0, 1.6, 0.0, True),
+    ],
+)
+def test_dual_clip(ratio: float, advantage: float, loss: float, slope: float, clipped: bool) -> None:
+    logprobs = torch.tensor([math.log(ratio)], dtype=torch.float64, requires_grad=True)
+    value, _, flag = clipped_surrogate(
+        logprobs,
+        torch.zeros(1),
+        torch.tensor([advantage], dtype=torch.float64),
+        clip_low=0.2,
+        clip_high=0.28,
+        dual_clip=3.0,
+    )
+    value.sum().backward()
+    assert value.item() == pytest.approx(loss)
+    assert float(logprobs.grad) == pytest.approx(slope)
+    assert bool(flag) is clipped
+
+
+def test_cispo_keeps_the_gradient_of_every_token() -> None:
+    """loss = -clip(r) A logprob; slope = -clip(r) A, never 0."""
+    logprobs = torch.tensor([math.log(0.5), math.log(0.9), math.log(0.2)], dtype=torch.float64, requires_grad=True)
+    old = torch.tensor([math.log(0.25), math.log(0.9), math.log(0.4)], dtype=torch.float64)
+    loss, ratio, bounded = clipped_importance(
+        logprobs, old, torch.tensor([1.0, 2.0, -1.0], dtype=torch.float64), clip_low=0.3, clip_high=0.1
+    )
+    loss.sum().backward()
+    assert ratio.tolist() == pytest.approx([2.0, 1.0, 0.5])
+    assert bounded.tolist() == [True, False, True]
+    assert logprobs.grad.tolist() == pytest.approx([-1.1, -2.0, 0.7])
+    assert loss.tolist() == pytest.approx([-1.1 * math.log(0.5), -2 * math.log(0.9), 0.7 * math.log(0.2)])
+
+
+def test_masked_importance_drops_what_lies_outside() -> None:
+    old = torch.tensor([math.log(0.5), math.log(0.2), math.log(0.6), math.log(0.4)], dtype=torch.float64)
+    engine = torch.tensor([math.log(0.5), math.log(0.5), math.log(0.2), math.log(0.5)], dtype=torch.float64)
+    assert masked_importance(old, engine, low=0.5, cap=2.0).tolist() == pytest.approx([1.0, 0.0, 0.0, 0.8])
+
+
+def test_corrections_and_coefficients_touch_the_policy_term_only() -> None:
+    logprobs = torch.tensor([-1.0], dtype=torch.float64)
+    terms = {"entropy": torch.tensor([2.0]), "log_normalizer": torch.tensor([3.0]), "advantages": torch.tensor([1.5])}
+    others = {"ref_logprobs": torch.tensor([-1.5]), "kl_coeff": 0.1, "entropy_coeff": 0.01, "z_loss_coeff": 0.001}
+    extra = 0.1 * (math.exp(-0.5) + 0.5 - 1) - 0.02 + 0.009
+    plain, _ = token_loss(logprobs, **terms, **others, ratio_rule="on_policy")
+    assert plain.item() == pytest.approx(-1.5 + extra)
+    corrected, _ = token_loss(
+        logprobs,
+        **terms,
+        **others,
+        ratio_rule="on_policy",
+        sequence_coeff=torch.tensor([0.5]),
+        rollout_logprobs=torch.tensor([-1.0 - math.log(1.5)]),
+        correction="tis",
+    )
+    assert corrected.item() == pytest.approx(-1.5 * 0.5 * 1.5 + extra)
+
+
+def test_constants_get_no_gradient() -> None:
+    names = ("old_logprobs", "rollout_logprobs", "ref_logprobs", "sequence_coeff")
+    constants = {name: torch.rand(3, requires_grad=True) for name in names}
+    logprobs = torch.rand(3, requires_grad=True)
+    loss, _ = token_loss(
+        logprobs, entropy=torch.rand(3), advantages=torch.ones(3), correction="mask", kl_coeff=0.1, **constants
+    )
+    loss.sum().backward()
+    assert logprobs.grad is not None
+    assert all(constant.grad is None for constant in constants.values())
+
+
+TENSORS = {"old_logprobs": "has_old", "rollout_logprobs": "has_rollout", "ref_logprobs": "has_ref"}
+
+
+@pytest.mark.parametrize(
+    ("rules", "given", "words"),
+    [
+        ({"ratio_rule": "gspo"}, (), "ratio_rule='gspo' is unknown"),
+        ({"correction": "mis"}, (), "correction='mis' is unknown"),
+        ({"clip_hi": 0.1}, (), "clip_hi is no rule of the loss"),
+        ({"clip_low": 1.5}, (), "clip_low=1.5"),
+        ({"clip_low": -0.1}, (), "clip_low=-0.1"),
+        ({"clip_high": -0.1}, (), "clip_high=-0.1"),
+        ({"clip_low": math.nan}, (), "clip_low=nan must be a finite number"),
+        ({"entropy_coeff": math.inf}, (), "entropy_coeff=inf"),
+        ({"kl_coeff": "0.1"}, ("ref_logprobs",), "kl_coeff='0.1'"),
+        ({"z_loss_coeff": torch.tensor(0.1)}, (), "z_loss_coeff=tensor"),
+        ({"dual_clip": 0.9}, (), "dual_clip=0.9 must be above 1"),
+        ({"dual_clip": 3.0, "ratio_rule": "cispo"}, (), "needs ratio_rule='ppo'"),
+        ({"correction": "tis"}, (), "correction='tis' needs rollout_logprobs"),
+        ({"correction": "tis", "correction_cap": 0.0}, ("rollout_logprobs",), "correction_cap=0.0"),
+        ({"correction": "mask", "correction_low": 3.0}, ("rollout_logprobs",), "correction_low=3.0"),
+        ({"correction": "tis", "ratio_rule": "cross_entropy"}, ("rollout_logprobs",), "takes no correction"),
+        ({"ratio_rule": "on_policy"}, ("old_logprobs",), "takes no old_logprobs"),
+        ({"kl_coeff": 0.1}, (), "kl_coeff=0.1 needs ref_logprobs"),
+    ],
+)
+def test_rules_that_do_not_fit_are_refused(rules: dict[str, Any], given: tuple[str, ...], words: str) -> None:
+    with pytest.raises(ValueError, match=words) as error:
+        complete_rules(rules, **{flag: name in given for name, flag in TENSORS.items()})
+    assert "\n" not in str(error.value)
+    ones = torch.ones(2)
+    with pytest.raises(ValueError, match=words):
+        token_loss(ones, entropy=ones, advantages=ones, **dict.fromkeys(given, ones), **rules)
+
+
+def test_z_loss_without_the_normalizer_is_refused() -> None:
+    with pytest.raises(ValueError, match="z_loss_coeff needs log_normalizer"):
+        token_loss(torch.ones(2), entropy=torch.ones(2), advantages=torch.ones(2), z_loss_coeff=0.1)
