@@ -30,41 +30,35 @@ from pathlib import Path
 import torch
 from head_cases import HeadCase, HeadInputs, make_inputs
 from head_providers import CROSS_ENTROPY, NOTES, PROVIDERS, CannotRun, first_line, run_provider, run_reference, versions
+from head_targets import TARGETS, Row, verdicts
 from measure import Times, interleaved, peak_memory
 from torch import Tensor
 
 BASELINES = Path(__file__).parent / "baselines"
 PRODUCTS = "products"  # the roofline, timed like a provider
 ALL_LOGITS = {"eager": 4, "trl_selective": 5}  # who keeps [T, V] fp32, and about how many of them at once
-TARGET_CASES = (
-    HeadCase(4096, 576, 49152, 0.2),
-    HeadCase(4096, 576, 49152, 1.0),
-    HeadCase(4096, 1024, 151936, 0.2),
-)
-FAST, WHOLE, LARGE = TARGET_CASES
 COLUMNS = (
     *("date", "commit", "machine", "threads", "load_1m", "kernel", "provider", "device", "dtype", "T", "H", "V"),
     *("trained_fraction", "mode", "repeats", "p20_s", "p50_s", "p80_s", "cpu_p50_s", "peak_mib_over_base"),
     *("roofline_s", "roofline_fraction", "ratio_to_ours", "cpu_ratio_to_ours", "gradient_error", "versions", "note"),
 )
-Row = dict[str, object]
 
 
-def bench_case(case: HeadCase, args: argparse.Namespace) -> Iterator[Row]:
+def bench_case(case: HeadCase, providers: Sequence[str], args: argparse.Namespace) -> Iterator[Row]:
     """One row per provider, whether it ran or not."""
-    results: dict[str, Row] = {name: {} for name in args.providers}
+    results: dict[str, Row] = {name: {} for name in providers}
     if args.speed:
-        for name, found in speed(case, args.providers, args.repeats).items():
+        for name, found in speed(case, providers, args.repeats).items():
             results[name] |= found
     if args.memory:
-        for name in args.providers:
+        for name in providers:
             if "note" not in results[name]:
                 results[name] |= memory_in_child(case, name, args.threads)
     for name, found in results.items():
         yield {**_common(case, args, name), "note": NOTES.get(name, ""), **found}
 
 
-def speed(case: HeadCase, providers: list[str], repeats: int) -> dict[str, Row]:
+def speed(case: HeadCase, providers: Sequence[str], repeats: int) -> dict[str, Row]:
     """Per provider its times, or a note why there are none."""
     inputs = make_inputs(case)
     results: dict[str, Row] = {}
@@ -133,39 +127,6 @@ def memory_in_child(case: HeadCase, name: str, threads: int) -> Row:
     return dict(json.loads(done.stdout.strip().splitlines()[-1]))
 
 
-def verdicts(rows: list[Row]) -> list[str]:
-    """What the targets of the CPU say about these rows, one line each; only those that the rows can decide."""
-    lines = []
-
-    def judge(case: HeadCase, what: str, column: str, provider: str, limit: float, *, at_least: bool = False) -> None:
-        own, its = _find(rows, case, "ours", column), _find(rows, case, provider, column)
-        if own is None or its is None:
-            return
-        value = own / its if column == "peak_mib_over_base" and provider != "ours" else its
-        met = value >= limit if at_least else value <= limit
-        sign = ">=" if at_least else "<="
-        lines.append(f"{'met   ' if met else 'MISSED'} {value:8.3f} {sign} {limit:<7g} {what} ({case})")
-
-    memory, ratio = "peak_mib_over_base", "ratio_to_ours"
-    judge(FAST, "time of trl_selective / ours", ratio, "trl_selective", 10, at_least=True)
-    judge(FAST, "time of liger_grpo / ours", ratio, "liger_grpo", 8, at_least=True)
-    judge(FAST, "time of rows_selected / ours", ratio, "rows_selected", 1.15, at_least=True)
-    judge(FAST, "memory of ours / rows_selected", memory, "rows_selected", 0.60)
-    judge(FAST, "memory of ours / eager", memory, "eager", 0.15)
-    judge(WHOLE, "time of eager / ours", ratio, "eager", 1.0, at_least=True)
-    judge(WHOLE, "memory of ours / eager", memory, "eager", 0.25)
-    judge(LARGE, "MiB of ours, gradient of the weight included", memory, "ours", 1e9 / (1 << 20))
-    return lines
-
-
-def _find(rows: list[Row], case: HeadCase, provider: str, column: str) -> float | None:
-    """The last such value, None where it was not measured."""
-    wanted = {**_case_columns(case), "provider": provider}
-    values = [row.get(column) for row in rows if all(row.get(name) == value for name, value in wanted.items())]
-    found = [value for value in values if value not in (None, "")]
-    return float(str(found[-1])) if found else None
-
-
 def _time_columns(times: Times, roofline: float, ours: Times | None) -> Row:
     p20, p50, p80 = (times.quantile(share) for share in (0.2, 0.5, 0.8))
     return {
@@ -188,22 +149,9 @@ def _common(case: HeadCase, args: argparse.Namespace, provider: str) -> Row:
         "machine": torch.cuda.get_device_name() if case.device == "cuda" else _cpu_name(),
         "threads": args.threads,
         "load_1m": round(os.getloadavg()[0], 1),  # our own threads count 1 each
-        **_case_columns(case),
+        **case.columns,
         "provider": provider,
         "versions": versions(),
-    }
-
-
-def _case_columns(case: HeadCase) -> Row:
-    return {
-        "kernel": "policy_head",
-        "device": case.device,
-        "dtype": case.dtype,
-        "T": case.num_tokens,
-        "H": case.hidden_size,
-        "V": case.vocab_size,
-        "trained_fraction": case.trained_fraction,
-        "mode": case.mode,
     }
 
 
@@ -279,15 +227,16 @@ def main() -> None:
         return
     torch.set_num_threads(args.threads)
     sizes = (args.tokens, args.hidden, args.vocab, args.fraction)
-    cases = TARGET_CASES if args.targets else (HeadCase(*sizes, args.mode, args.dtype, args.device),)
+    one = {HeadCase(*sizes, args.mode, args.dtype, args.device): args.providers}
     path = BASELINES / f"head_{args.device}.csv"
     rows = []
-    for case in cases:
-        print(case)
-        for row in bench_case(case, args):
+    for case, providers in (TARGETS if args.targets else one).items():
+        print(case, flush=True)
+        for row in bench_case(case, [name for name in providers if name in args.providers], args):
             rows.append(row)
             shown = ("p50_s", "ratio_to_ours", "cpu_ratio_to_ours", "roofline_fraction", "peak_mib_over_base", "note")
-            print(f"  {row['provider']:<18}", "  ".join(f"{name}={row[name]}" for name in shown if row.get(name)))
+            text = "  ".join(f"{name}={row[name]}" for name in shown if row.get(name))
+            print(f"  {row['provider']:<18} {text}", flush=True)
             if args.record:
                 append_row(path, COLUMNS, row)
     print("\n".join(verdicts(rows)))

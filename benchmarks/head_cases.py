@@ -33,6 +33,20 @@ class HeadCase:
         return f"{sizes} {self.dtype} {self.device} {self.mode}"
 
     @property
+    def columns(self) -> dict[str, object]:
+        """As in the CSV files."""
+        return {
+            "kernel": "policy_head",
+            "device": self.device,
+            "dtype": self.dtype,
+            "T": self.num_tokens,
+            "H": self.hidden_size,
+            "V": self.vocab_size,
+            "trained_fraction": self.trained_fraction,
+            "mode": self.mode,
+        }
+
+    @property
     def logits_bytes(self) -> int:
         """fp32 logits of all tokens."""
         return 4 * self.num_tokens * self.vocab_size

@@ -1,12 +1,12 @@
 """The head benchmark: providers compute the same thing, times and memory are measured as promised, rows are honest."""
 
 import csv
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import bench_head
+import head_targets
 import measure
 import pytest
 import torch
@@ -142,16 +142,16 @@ def test_a_provider_that_would_not_fit_is_not_started() -> None:
 def test_verdicts_compare_ratios_and_memory_with_the_targets() -> None:
     def row(case: HeadCase, provider: str, ratio: object, peak: object) -> dict[str, object]:
         found = {"provider": provider, "ratio_to_ours": ratio, "peak_mib_over_base": peak}
-        return {**json.loads(json.dumps(bench_head._case_columns(case))), **found}
+        return {**case.columns, **found}
 
     rows = [
-        row(bench_head.FAST, "ours", "1.000", 180.0),
-        row(bench_head.FAST, "eager", "5.000", 1000.0),
-        row(bench_head.FAST, "trl_selective", "10.500", ""),
-        row(bench_head.FAST, "rows_selected", "1.100", 400.0),
-        row(bench_head.LARGE, "ours", "1.000", 900.0),
+        row(head_targets.FAST, "ours", "1.000", 180.0),
+        row(head_targets.FAST, "eager", "5.000", 1000.0),
+        row(head_targets.FAST, "trl_selective", "10.500", ""),
+        row(head_targets.FAST, "rows_selected", "1.100", 400.0),
+        row(head_targets.LARGE, "ours", "1.000", 900.0),
     ]
-    found = [line.split(" (")[0].split() for line in bench_head.verdicts(rows)]
+    found = [line.split(" (")[0].split() for line in head_targets.verdicts(rows)]
     assert [line[0] for line in found] == ["met", "MISSED", "met", "MISSED", "met"]
     assert [float(line[1]) for line in found] == [10.5, 1.1, 0.45, 0.18, 900.0]
-    assert bench_head.verdicts([]) == []
+    assert head_targets.verdicts([]) == []
