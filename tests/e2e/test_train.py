@@ -11,10 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from benchmarks import bench_train_head
 from swe_rl.cli.hydra_entry import compose_all
 from swe_rl.config import TrainConfig
 from swe_rl.metrics import read_metrics
@@ -186,6 +189,20 @@ def test_a_directory_keeps_its_run(finished: Path) -> None:
 
 
 @pytest.mark.slow
+def test_five_steps_on_recorded_rollouts_give_the_losses_of_the_plain_head(finished: Path) -> None:
+    """The rollouts of so short a run all fail: advantages are made up, everything else is as recorded."""
+    steps = bench_train_head.recorded_steps(finished, steps=5)
+    generator = torch.Generator().manual_seed(0)
+    for batches in steps:
+        for i, batch in enumerate(batches):
+            batches[i] = replace(batch, advantages=torch.randn(batch.advantages.shape, generator=generator))
+    plain, ours = (bench_train_head.train(finished, steps, impl)[0] for impl in ("reference", "cpu"))
+    assert len(set(plain)) == 5
+    assert min(map(abs, plain)) > 1e-6
+    assert ours == pytest.approx(plain, rel=1e-5)
+
+
+@pytest.mark.slow
 def test_a_finished_run_resumes_to_nothing(finished: Path) -> None:
     names = ("results.json", "config.yaml", "metrics.jsonl")
     before = [(finished / name).read_bytes() for name in names]
@@ -236,13 +253,14 @@ def test_first_interrupt_checkpoints_second_stops_at_once(killed: Path, finished
 @pytest.mark.slow
 def test_an_interrupt_is_heard_in_the_evaluation_and_in_demonstrations(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    process = start(run_dir, *TINY)
+    long = [*TINY, "eval={splits: {heldout: 40}, base_tasks: 40, greedy_tasks: 0}"]  # more than run at once
+    process = start(run_dir, *long)
     wait_for(lambda: (run_dir / "rollouts" / "eval-base-heldout-sampled-000000.journal").exists(), process)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 130
     assert not said(run_dir, "phase warm_start"), "it went on to the first phase"
     assert not (run_dir / "results.json").exists()
-    process = start(run_dir, *TINY, "resume=true")
+    process = start(run_dir, *long, "resume=true")
     wait_for(lambda: said(run_dir, "phase warm_start: demonstrations"), process)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 130
