@@ -30,6 +30,7 @@ from swe_rl.types import PackedBatch, Trajectory, TrajectoryGroup
 BASELINE = Path(__file__).parent / "baselines" / "train_head.csv"
 IMPLS = ("reference", "auto")
 LEARNING_RATE = 3e-4
+GROUPS_PER_STEP = 12  # as in the default experiment
 
 
 def recorded_steps(run: Path, *, steps: int) -> list[list[PackedBatch]]:
@@ -38,7 +39,7 @@ def recorded_steps(run: Path, *, steps: int) -> list[list[PackedBatch]]:
     rollouts = [t for path in sorted((run / "rollouts").glob("rl-*.parquet")) for t in read_parquet(path)]
     usable = sorted((t for t in rollouts if t.reward is not None), key=lambda t: t.group_id)
     groups = [list(members) for _, members in groupby(usable, key=lambda t: t.group_id)]
-    size = max(len(groups) // steps, 1)
+    size = min(max(len(groups) // steps, 1), GROUPS_PER_STEP)
     chosen = [groups[(step * size) % len(groups) :][:size] for step in range(steps)]
     return [_packed([t for group in groups_of_step for t in _credited(group)], cfg) for groups_of_step in chosen]
 
