@@ -44,9 +44,7 @@ class ChatRenderer(Renderer):
     Raises ConfigError without the tokens that are needed, or when `thinking` and `observations` contradict each other.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, *, thinking: str = "accumulated", observations: str = "user"
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, thinking: str = "accumulated", observations: str = "user") -> None:
         super().__init__(tokenizer, specials=("<|im_start|>", "<|im_end|>"))
         self.im_start = self._special_id("<|im_start|>")
         self.end_id = self._special_id("<|im_end|>")
