@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 from real_parts import require
+
+# A shell that starts this in the background makes it ignore interrupts, and all that it starts: tests send them.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Properties are about values; how long an example takes on a busy machine is none.
 settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -68,6 +68,10 @@ async def open_run(cfg: TrainConfig, *, label: str, config_yaml: str) -> AsyncIt
         journal = Journal(run_dir.rollouts if share.world_size == 1 else run_dir.rollouts / f"rank{share.rank}")
         stack.callback(journal.close)
         metrics = stack.enter_context(open_metrics(run_dir.path, rank=share.rank))
+        metrics.message(
+            f"chat rendering: {type(renderer).__name__}, thinking {cfg.agent.thinking}, "
+            f"observations as {cfg.agent.observations}"
+        )
         pool = SandboxPool(cfg.sandbox.concurrency)
         progress = RolloutProgress(metrics)
         parts = Parts(pool=pool, renderer=renderer, trees=cache_dir() / "trees", progress=progress)

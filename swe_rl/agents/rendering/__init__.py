@@ -3,7 +3,6 @@ text and back."""
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from swe_rl.agents.rendering.base import Renderer, Tokenizer, token_id
@@ -11,8 +10,6 @@ from swe_rl.agents.rendering.chatml import ChatRenderer
 from swe_rl.agents.rendering.harmony import HarmonyRenderer
 from swe_rl.agents.rendering.llama3 import Llama3Renderer, Llama31Renderer
 from swe_rl.errors import ConfigError
-
-log = logging.getLogger(__name__)
 
 __all__ = [
     "ChatRenderer",
@@ -32,11 +29,8 @@ def make_renderer(tokenizer: Any, *, thinking: str = "accumulated", observations
     ConfigError for a tokenizer of no known family, or for settings that the family does not have.
     """
     if token_id(tokenizer, "<|im_start|>") is not None:
-        renderer: Renderer = ChatRenderer(tokenizer, thinking=thinking, observations=observations)
-    else:
-        renderer = _other_family(tokenizer, thinking, observations)
-    log.info("chat rendering: %s, thinking %s, observations as %s", type(renderer).__name__, thinking, observations)
-    return renderer
+        return ChatRenderer(tokenizer, thinking=thinking, observations=observations)
+    return _other_family(tokenizer, thinking, observations)
 
 
 def _other_family(tokenizer: Any, thinking: str, observations: str) -> Renderer:
