@@ -73,8 +73,7 @@ def speed(case: HeadCase, providers: Sequence[str], repeats: int) -> dict[str, R
                 references[wanted] = run_reference(name, inputs)[-1]
             results[name] = {"gradient_error": f"{_distance(got, references[wanted]):.1e}"}
             del got
-            steps[name] = functools.partial(run_provider, name, inputs)
-            steps[name]()  # compiled and warm
+            steps[name] = functools.partial(run_provider, name, inputs)  # compiled and warm by now
         except Exception as error:
             results[name] = {"note": f"not measured: {first_line(error)}"}
     references.clear()
