@@ -1,1 +1,1 @@
-"""Hydra configuration files; the schemas are in swe_rl/config.py."""
+"""Hydra configuration files; the schemas are in swe_rl/config/."""

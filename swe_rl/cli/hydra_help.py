@@ -35,7 +35,7 @@ def help_text(command: str, schema: type[Any]) -> str:
             "choices:",
             *choices,
             "",
-            "keys and their defaults (what each means: swe_rl/config.py):",
+            "keys and their defaults (what each means: swe_rl/config/):",
             *_key_lines(OmegaConf.structured(schema), prefix="  "),
         ]
     )

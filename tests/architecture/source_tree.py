@@ -21,7 +21,6 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("models",),
     ("tasks", "sandbox", "ops"),
     ("config", "metrics"),
-    ("agent_config",),
     ("protocols",),
     ("types", "errors"),
 )

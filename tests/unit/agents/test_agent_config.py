@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from swe_rl.agent_config import MEMORY_TOOLS, AgentConfig, validate_agent
 from swe_rl.agents import toolsets
+from swe_rl.config.agent import MEMORY_TOOLS, AgentConfig, validate_agent
 from swe_rl.errors import ConfigError
 
 

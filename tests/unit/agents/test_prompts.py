@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from jinja2 import Environment, StrictUndefined, UndefinedError
 
-from swe_rl.agent_config import PROMPTS, AgentConfig, validate_agent
 from swe_rl.agents import FORMATS, TOOLSETS, load_prompt, make_toolset
 from swe_rl.agents.formats import ParsedAction
 from swe_rl.agents.prompts import TEMPLATES, Prompt
@@ -17,6 +16,7 @@ from swe_rl.agents.toolsets.bash import SENTINEL
 from swe_rl.agents.toolsets.command_line import USAGE
 from swe_rl.cli.hydra_entry import compose_config
 from swe_rl.config import TrainConfig, validate
+from swe_rl.config.agent import PROMPTS, AgentConfig, validate_agent
 from swe_rl.errors import ConfigError
 from swe_rl.testing import make_task
 

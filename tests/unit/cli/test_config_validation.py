@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from swe_rl.cli.hydra_entry import compose_config
-from swe_rl.config import NOT_NEGATIVE, POSITIVE, PhaseConfig, TrainConfig, validate
+from swe_rl.config import PhaseConfig, TrainConfig, validate
+from swe_rl.config.run import BOUNDS
 from swe_rl.errors import ConfigError
 from swe_rl.types import StopReason
 
+POSITIVE = [f"{group}.{key}".lstrip(".") for group, bounds in BOUNDS.items() for key in bounds.positive]
+NOT_NEGATIVE = [f"{group}.{key}".lstrip(".") for group, bounds in BOUNDS.items() for key in bounds.not_negative]
 RL = {"name": "rl", "data": "rollouts", "steps": 2}
 RFT = {"name": "rft", "data": "passed_rollouts"}
 DEMO = {"name": "warm", "data": "demonstrations"}

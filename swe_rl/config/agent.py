@@ -1,9 +1,10 @@
-"""The keys of the group `agent`, part of the tree in config.py, and the checks between them."""
+"""The keys of the group `agent`, and the checks between them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from swe_rl.config.bounds import Bounds
 from swe_rl.errors import ConfigError
 
 PROMPTS: dict[str, tuple[str, ...]] = {  # of swe_rl/agents/prompts -> the toolsets that it describes; none: any
@@ -44,6 +45,26 @@ class AgentConfig:
     explain_errors: bool = False  # a format error is explained in full: what was seen, expected, an example, tries left
     tool_s: float = 0.0  # seconds that the tool calls of the episode may take together; 0: episode_s
     episode_s: float = 300.0
+
+
+BOUNDS = Bounds(
+    choices={
+        "toolset": ("minimal", "r2e", "nebius", "sweagent", "bash"),
+        "ask_human": ("off", "scripted", "terminal"),
+        "prompt": tuple(PROMPTS),
+        "action_format": ("xml", "hermes", "fence"),
+        "thinking": ("accumulated", "kept", "stripped", "off"),
+        "observations": ("user", "tool"),
+    },
+    positive=(
+        *(f"max_{key}" for key in ("turns", "context_tokens", "turn_tokens", "observation_tokens", "format_errors")),
+        "episode_s",
+    ),
+    not_negative=(
+        *("question_cost", "soft_turns", "remind_turns", "max_generated_tokens"),
+        *("remind_tokens", "keep_observations", "drop_from_tokens", "tool_s"),
+    ),
+)
 
 
 def validate_agent(cfg: AgentConfig) -> None:

@@ -1,0 +1,146 @@
+"""The whole tree of `swe-rl train`, the overrides of phases, and the checks between groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from swe_rl.config import agent, algo, model, rollout, sandbox, tasks, trainer
+from swe_rl.config.agent import AgentConfig, validate_agent
+from swe_rl.config.algo import AlgoConfig, validate_rl, validate_stop_reasons
+from swe_rl.config.bounds import Bounds
+from swe_rl.config.model import ModelConfig
+from swe_rl.config.phase import PHASE_GROUPS, PhaseConfig, validate_phase
+from swe_rl.config.rollout import EngineConfig, RolloutConfig, validate_rollout
+from swe_rl.config.sandbox import SandboxConfig
+from swe_rl.config.tasks import RewardConfig, TaskConfig
+from swe_rl.config.trainer import BatchingConfig, TrainerConfig, validate_trainer
+from swe_rl.errors import ConfigError
+
+
+@dataclass(kw_only=True)
+class EvalConfig:
+    splits: dict[str, int] = field(default_factory=dict)  # held-out split -> number of tasks
+    greedy_tasks: int = 128  # at most so many tasks per split get one greedy attempt as well; 0: none
+    samples_per_task: int = 1  # at temperature 1
+    base_tasks: int = 32  # tasks per split for the row "base" (an untrained policy rambles, so few); 0: no such row
+
+
+@dataclass(kw_only=True)
+class TrainConfig:
+    model: ModelConfig = field(default_factory=ModelConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
+    agent: AgentConfig = field(default_factory=AgentConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    algo: AlgoConfig = field(default_factory=AlgoConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    batching: BatchingConfig = field(default_factory=BatchingConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    phases: list[PhaseConfig] = field(default_factory=list)
+    seed: int = 0
+    run_dir: str = ""  # empty: runs/<date>-<experiment>; under torchrun rank 0 names it
+    resume: bool = False
+    checkpoint_every: int = 5  # optimiser steps
+    keep_checkpoints: int = 2
+    init_weights: str = ""  # a directory written by a phase (phases/<name>): start from its weights
+    threads: int = 0  # torch threads; 0 leaves torch's choice
+
+
+BOUNDS: dict[str, Bounds] = {  # of every group; "" is the root itself
+    "model": model.BOUNDS,
+    "task": tasks.TASK_BOUNDS,
+    "sandbox": sandbox.BOUNDS,
+    "agent": agent.BOUNDS,
+    "engine": rollout.ENGINE_BOUNDS,
+    "rollout": rollout.ROLLOUT_BOUNDS,
+    "algo": algo.BOUNDS,
+    "reward": tasks.REWARD_BOUNDS,
+    "batching": trainer.BATCHING_BOUNDS,
+    "trainer": trainer.BOUNDS,
+    "eval": Bounds(positive=("samples_per_task",), not_negative=("greedy_tasks", "base_tasks")),
+    "": Bounds(positive=("checkpoint_every", "keep_checkpoints"), not_negative=("threads",)),
+}
+
+
+def phase_config(cfg: TrainConfig, phase: PhaseConfig) -> TrainConfig:
+    """`cfg` with the overrides of one phase applied; ConfigError for an unknown key or a wrong type."""
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(cfg), phase.overrides)
+        return OmegaConf.to_object(merged)  # type: ignore[return-value]
+    except OmegaConfBaseException as err:
+        reason = str(err).splitlines()[0]
+        raise ConfigError(f"phases: overrides of phase {phase.name!r} do not fit the schema: {reason}") from err
+
+
+def validate(cfg: TrainConfig) -> None:
+    """Cross-checks of the whole tree and of every phase. ConfigError names the key and the cure."""
+    if not cfg.phases:
+        raise ConfigError("phases is empty: choose an experiment, for example experiment=nano_minirepo")
+    names = [phase.name for phase in cfg.phases]
+    if len(set(names)) != len(names):
+        raise ConfigError(f"phases: every phase needs its own name, got {', '.join(names)}")
+    _validate_groups(cfg)
+    for split, count in cfg.eval.splits.items():
+        if count <= 0:
+            raise ConfigError(f"eval.splits.{split} must be positive, got {count}: leave the split out instead")
+    for phase in cfg.phases:
+        validate_phase(phase, cfg.task)
+        _validate_fixed(cfg, phase)
+        changed = phase_config(cfg, phase)
+        _validate_groups(changed)
+        if phase.data == "rollouts":
+            validate_rl(changed.algo, changed.rollout)
+
+
+def _validate_groups(cfg: TrainConfig) -> None:
+    for name, bounds in BOUNDS.items():
+        bounds.check(getattr(cfg, name) if name else cfg, name)
+    validate_stop_reasons(cfg.algo.stop_reasons)
+    validate_agent(cfg.agent)
+    _validate_limits(cfg)
+    validate_rollout(cfg.rollout)
+    validate_trainer(cfg.trainer)
+
+
+def _validate_limits(cfg: TrainConfig) -> None:
+    """Limits that contain one another."""
+    if cfg.agent.max_turn_tokens >= cfg.agent.max_context_tokens:
+        raise ConfigError(
+            f"agent.max_turn_tokens ({cfg.agent.max_turn_tokens}) must be smaller than "
+            f"agent.max_context_tokens ({cfg.agent.max_context_tokens})"
+        )
+    for key, longest in (("agent.episode_s", cfg.agent.episode_s), ("reward.grade_s", cfg.reward.grade_s)):
+        if not cfg.sandbox.lease_s >= longest + cfg.sandbox.command_s:
+            raise ConfigError(
+                f"sandbox.lease_s={cfg.sandbox.lease_s:g} ends a sandbox that is in use: set it to at least "
+                f"{key} + sandbox.command_s = {longest + cfg.sandbox.command_s:g}"
+            )
+
+
+def _validate_fixed(cfg: TrainConfig, phase: PhaseConfig) -> None:
+    """Overrides may only touch what a phase reads anew."""
+    changed, where = phase_config(cfg, phase), f"phases.{phase.name}.overrides"
+    for group in phase.overrides:
+        same_model = group == "model" and replace(changed.model, dtype=cfg.model.dtype) == cfg.model
+        if group not in PHASE_GROUPS and not same_model:
+            raise ConfigError(
+                f"{where}.{group} cannot take effect: a phase may change "
+                f"{', '.join(PHASE_GROUPS)} and model.dtype; set {group} for the whole run"
+            )
+    for key in ("thinking", "observations"):  # one renderer for the run
+        if getattr(changed.agent, key) != getattr(cfg.agent, key):
+            raise ConfigError(f"{where}.agent.{key} cannot take effect: set agent.{key} for the whole run")
+    if changed.trainer.fsdp != cfg.trainer.fsdp:
+        raise ConfigError(f"{where}.trainer.fsdp cannot take effect: set trainer.fsdp for the whole run")
+    if cfg.trainer.fsdp and changed.model.dtype != cfg.model.dtype:
+        raise ConfigError(f"{where}.model.dtype cannot change with trainer.fsdp: set it for the whole run")
+    if changed.agent.max_context_tokens > cfg.agent.max_context_tokens:
+        raise ConfigError(
+            f"{where}.agent.max_context_tokens={changed.agent.max_context_tokens} is more than the engine holds: "
+            f"raise agent.max_context_tokens={cfg.agent.max_context_tokens} for the whole run"
+        )
