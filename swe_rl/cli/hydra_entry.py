@@ -25,6 +25,7 @@ from swe_rl.cli.config_errors import dotted_keys, explain, unknown_key
 from swe_rl.errors import ConfigError
 
 C = TypeVar("C")
+SWEEP_NUMBERS = ("--jobs", "--nproc-per-job", "--trials")  # options with a number, of -m only
 CONFIG_MODULE = "swe_rl.conf"
 
 
@@ -49,6 +50,10 @@ class Options:
     show_config: bool = False
     multirun: bool = False
     config_dir: str = ""
+    jobs: int = 1  # of a sweep at a time
+    nproc_per_job: int = 0  # processes of each job of a sweep, under torchrun; 0: one, without it
+    trials: int = 0  # jobs that optuna chooses; 0: every combination
+    metric: str = ""  # column of the results table that is maximised and printed; "": the last result
 
 
 def compose_config(schema: type[C], config_name: str, overrides: Sequence[str], *, config_dir: str = "") -> C:
@@ -128,11 +133,27 @@ def parse_options(argv: Sequence[str]) -> Options:
             if not value and not words:
                 raise ConfigError("--config-dir needs a directory")
             flags["config_dir"] = value or words.pop(0)
+        elif name in SWEEP_NUMBERS or name == "--metric":
+            if not value and not words:
+                raise ConfigError(f"{name} needs a value")
+            flags[name.lstrip("-").replace("-", "_")] = _sweep_value(name, value or words.pop(0))
         elif word.startswith("-"):
             raise ConfigError(f"{word} is no option: use key=value, -m, --cfg, --config-dir DIR or --help")
         else:
             overrides.append(word)
-    return Options(overrides=tuple(overrides), **flags)
+    options = Options(overrides=tuple(overrides), **flags)
+    for name in (*SWEEP_NUMBERS, "--metric"):
+        if name.lstrip("-").replace("-", "_") in flags and not options.multirun:
+            raise ConfigError(f"{name} is for sweeps: add -m")
+    return options
+
+
+def _sweep_value(name: str, text: str) -> int | str:
+    if name == "--metric":
+        return text
+    if not text.isdigit() or int(text) < 1:
+        raise ConfigError(f"{name} needs a number of at least 1, got {text!r}")
+    return int(text)
 
 
 def groups() -> dict[str, list[str]]:
@@ -149,19 +170,32 @@ def groups() -> dict[str, list[str]]:
 
 def sweep_jobs(overrides: Sequence[str]) -> list[tuple[str, ...]]:
     """One tuple of overrides per job: the product of all sweeps, the last one varies fastest."""
-    try:
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
-    except HydraException as err:
-        raise ConfigError(explain(err, known_keys=())) from err
     axes: list[list[str]] = []
-    for override in parsed:
+    for override in _parsed(overrides):
         if not override.is_sweep_override():
             axes.append([str(override.input_line)])
         elif not (override.is_choice_sweep() or override.is_range_sweep()):
-            raise ConfigError(f"{override.input_line}: sweeps take a,b lists, choice(...) and range(...)")
+            raise ConfigError(
+                f"{override.input_line}: sweeps take a,b lists, choice(...) and range(...); "
+                "interval(...) needs --trials N"
+            )
         else:
             axes.append([f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()])
     return list(product(*axes))
+
+
+def fixed_and_swept(overrides: Sequence[str]) -> tuple[list[str], list[Any]]:
+    """(overrides with one value, Hydra's parsed overrides with several)."""
+    parsed = _parsed(overrides)
+    fixed = [str(item.input_line) for item in parsed if not item.is_sweep_override()]
+    return fixed, [item for item in parsed if item.is_sweep_override()]
+
+
+def _parsed(overrides: Sequence[str]) -> list[Any]:
+    try:
+        return list(OverridesParser.create().parse_overrides(list(overrides)))
+    except HydraException as err:
+        raise ConfigError(explain(err, known_keys=())) from err
 
 
 def _strict(composed: DictConfig, schema: type[Any], known: Sequence[str]) -> DictConfig:

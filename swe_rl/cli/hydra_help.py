@@ -13,8 +13,13 @@ OPTIONS = """\
 options:
   -h, --help         this text
   --cfg              print the resolved configuration and stop
-  -m, --multirun     one job for each combination of `a,b`, choice(a,b) and range(start,stop,step) values, one after
-                     the other, each in its own process tree
+  -m, --multirun     one job for each combination of `a,b`, choice(a,b) and range(start,stop,step) values, each in its
+                     own process tree; repeated with the same run_dir=DIR, jobs that ended well are not run again
+  --jobs N           with -m: so many jobs at a time (default 1)
+  --nproc-per-job N  with -m: each job under torchrun, with so many processes
+  --trials N         with -m: so many jobs that optuna chooses; values may be interval(low,high), on a logarithmic
+                     scale tag(log,interval(low,high)), too
+  --metric NAME      with -m: the column of DIR/results.csv to maximise and print (default: the last result)
   --config-dir DIR   a directory with configuration groups of your own, for example DIR/experiment/mine.yaml"""
 
 
