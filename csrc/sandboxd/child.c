@@ -51,14 +51,14 @@ static void store_script(const char *text) {
     if (dup2(fd, SCRIPT_FD) < 0) stop("store", "the script"); /* was the owner's socket, which no command may have */
 }
 
-static _Noreturn void run(const struct sandbox *box, const struct exec_request *request, int in, int out, int err) {
+static _Noreturn void run(const struct sandbox *box, const struct exec_request *request, uint64_t tag, const int *io) {
     const char *shell = box->setup->shell, *slash = strrchr(shell, '/');
     bool script = request->kind == EXEC_SHELL && strlen(request->text) > ARGUMENT_MAX;
     sigset_t none;
     setsid();
-    if (dup2(in, 0) < 0 || dup2(out, 1) < 0 || dup2(err, 2) < 0) _exit(126);
+    if (dup2(io[0], 0) < 0 || dup2(io[1], 1) < 0 || dup2(io[2], 2) < 0) _exit(126);
     if (script) store_script(request->text);
-    if (become_command(box)) stop("drop", "rights");
+    if (become_command(box, tag)) stop("drop", "rights");
     syscall(NR_close_range, script ? SCRIPT_FD + 1 : 3, ~0u, 0);
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
@@ -74,15 +74,22 @@ static _Noreturn void run(const struct sandbox *box, const struct exec_request *
     stop("run", shell);
 }
 
+/* We move into a fresh UTS namespace and leave it for the next command; what this one starts cannot leave it. In a
+ * container the child gets a group of its own instead. 0 with errno when there is no tag to be had. */
+static uint64_t next_tag(const struct sandbox *box) {
+    static uint32_t groups;
+    if (box->container) return FIRST_TAG_GROUP + groups++ % NUM_TAG_GROUPS;
+    return unshare(CLONE_NEWUTS) ? 0 : own_tag(box);
+}
+
 int start_child(const struct sandbox *box, const struct exec_request *request, int stdin_fd, struct child *out) {
     int pipes[2][2] = {{-1, -1}, {-1, -1}}, null = -1;
     out->pid = -1;
-    /* We move into a fresh UTS namespace and leave it for the next command; what this one starts cannot leave it. */
-    if (!pipe2(pipes[0], O_CLOEXEC) && !pipe2(pipes[1], O_CLOEXEC) && !unshare(CLONE_NEWUTS)) {
-        out->tag = own_tag(box);
+    if (!pipe2(pipes[0], O_CLOEXEC) && !pipe2(pipes[1], O_CLOEXEC) && (out->tag = next_tag(box))) {
         if (stdin_fd < 0) stdin_fd = null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+        const int io[] = {stdin_fd, pipes[0][1], pipes[1][1]};
         out->pid = fork();
-        if (out->pid == 0) run(box, request, stdin_fd, pipes[0][1], pipes[1][1]);
+        if (out->pid == 0) run(box, request, out->tag, io);
     }
     int error = errno;
     if (null >= 0) close(null);

@@ -9,7 +9,9 @@
 
 struct copy {
     const char *opaque; /* marks a directory that hides the one below; the name depends on who mounted */
-    bool give;
+    bool give;    /* to `owner` */
+    uid_t owner;
+    bool merge;   /* the target may hold files: ours replace them, whiteouts delete them */
 };
 
 static int copy_dir(int from, int to, const struct copy *how, int depth);
@@ -17,7 +19,7 @@ static int copy_dir(int from, int to, const struct copy *how, int depth);
 /* Owner, mode and times of a copied file or directory. */
 static int finish(int fd, const struct stat *info, const struct copy *how) {
     const struct timespec times[2] = {info->st_atim, info->st_mtim};
-    if (how->give && fchown(fd, OUTSIDE_COMMAND, OUTSIDE_COMMAND)) return -1;
+    if (how->give && fchown(fd, how->owner, how->owner)) return -1;
     return fchmod(fd, info->st_mode & 01777) || futimens(fd, times) ? -1 : 0;
 }
 
@@ -35,24 +37,37 @@ static int copy_file(int from, int to, const char *name, const struct stat *info
 
 static int copy_subdir(int from, int to, const char *name, const struct stat *info, const struct copy *how, int depth) {
     char value[8];
-    if (mkdirat(to, name, 0700)) return -1;
+    if (mkdirat(to, name, 0700) && !(how->merge && errno == EEXIST)) return -1;
     int in = openat(from, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     int out = openat(to, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     int bad = in < 0 || out < 0 || copy_dir(in, out, how, depth + 1);
-    if (!bad && fgetxattr(in, how->opaque, value, sizeof value) == 1) bad = fsetxattr(out, how->opaque, value, 1, 0);
+    if (!bad && !how->merge && fgetxattr(in, how->opaque, value, sizeof value) == 1) bad = fsetxattr(out, how->opaque, value, 1, 0);
     if (!bad) bad = finish(out, info, how);
     if (in >= 0) close(in);
     if (out >= 0) close(out);
     return bad ? -1 : 0;
 }
 
+/* Whether a directory and what is below it in the target become one. */
+static bool is_merged(int from, int to, const char *name, const struct stat *info, const struct copy *how) {
+    struct stat old;
+    char value[8];
+    if (!S_ISDIR(info->st_mode) || fstatat(to, name, &old, AT_SYMLINK_NOFOLLOW) || !S_ISDIR(old.st_mode)) return false;
+    int in = openat(from, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    bool opaque = in >= 0 && fgetxattr(in, how->opaque, value, sizeof value) == 1;
+    if (in >= 0) close(in);
+    return !opaque;
+}
+
 static int copy_entry(int from, int to, const char *name, const struct copy *how, int depth) {
     struct stat info;
     char text[4096];
     if (fstatat(from, name, &info, AT_SYMLINK_NOFOLLOW)) return errno == ENOENT ? 0 : -1;
+    if (how->merge && !is_merged(from, to, name, &info, how) && remove_entry(to, name)) return -1;
     if (S_ISDIR(info.st_mode)) return copy_subdir(from, to, name, &info, how, depth);
     if (S_ISREG(info.st_mode)) return copy_file(from, to, name, &info, how);
-    if (S_ISCHR(info.st_mode) && info.st_rdev == 0) return mknodat(to, name, S_IFCHR, 0); /* whiteout: deleted below */
+    if (S_ISCHR(info.st_mode) && info.st_rdev == 0) /* whiteout: deleted below */
+        return how->merge ? 0 : mknodat(to, name, S_IFCHR, 0);
     if (S_ISSOCK(info.st_mode)) return 0; /* its process is not copied either */
     if (S_ISFIFO(info.st_mode) && mknodat(to, name, S_IFIFO | (info.st_mode & 0777), 0)) return -1;
     if (S_ISLNK(info.st_mode)) {
@@ -61,7 +76,7 @@ static int copy_entry(int from, int to, const char *name, const struct copy *how
         text[len] = 0;
         if (symlinkat(text, to, name)) return -1;
     }
-    return how->give ? fchownat(to, name, OUTSIDE_COMMAND, OUTSIDE_COMMAND, AT_SYMLINK_NOFOLLOW) : 0;
+    return how->give ? fchownat(to, name, how->owner, how->owner, AT_SYMLINK_NOFOLLOW) : 0;
 }
 
 static int copy_dir(int from, int to, const struct copy *how, int depth) {
@@ -79,7 +94,13 @@ static int copy_dir(int from, int to, const struct copy *how, int depth) {
 }
 
 int copy_tree(int from, int to, bool trusted_xattr, bool give) {
-    struct copy how = {trusted_xattr ? "trusted.overlay.opaque" : "user.overlay.opaque", give};
+    struct copy how = {trusted_xattr ? "trusted.overlay.opaque" : "user.overlay.opaque", give, OUTSIDE_COMMAND, false};
+    struct stat info;
+    return fstat(from, &info) || copy_dir(from, to, &how, 0) || finish(to, &info, &how) ? -1 : 0;
+}
+
+int merge_tree(int from, int to, uid_t owner) {
+    struct copy how = {"user.overlay.opaque", true, owner, true};
     struct stat info;
     return fstat(from, &info) || copy_dir(from, to, &how, 0) || finish(to, &info, &how) ? -1 : 0;
 }

@@ -132,6 +132,11 @@ static bool note_item(struct setup *out, const struct setup_item *item) {
     case OP_BIND: case OP_DEVICE: case OP_LINK: case OP_FILE: case OP_EMPTY: return true;
     case OP_WORKDIR: return (out->workdir = item->a);
     case OP_SHELL: return (out->shell = item->a);
+    case OP_IMAGE: return (out->image_layers = item->b) && (out->image = item->a);
+    case OP_USER:
+        out->uid = (uint32_t)strtoul(item->a, NULL, 10);
+        out->gid = (uint32_t)strtoul(item->b, NULL, 10);
+        return true;
     case OP_CGROUP: return (out->cgroup_limit = item->b) && (out->cgroup = item->a);
     case OP_LAYER: return out->num_layers < MAX_LAYERS && (out->layers[out->num_layers++] = item->a);
     case OP_ENV: return out->num_env < MAX_ENV && (out->env[out->num_env++] = (char *)(uintptr_t)item->a);
@@ -142,6 +147,7 @@ static bool note_item(struct setup *out, const struct setup_item *item) {
 int parse_setup(const struct frame *frame, struct setup *out) {
     struct cursor cur = {frame->body, frame->body + frame->len, frame->type != F_SETUP};
     memset(out, 0, sizeof *out);
+    out->uid = out->gid = 1000;
     for (int i = 0; i < N_NUMBERS; i++) out->numbers[i] = take_u64(&cur);
     while (!cur.bad && cur.at != cur.end) {
         if (out->num_items == MAX_ITEMS) return -1;

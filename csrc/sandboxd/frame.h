@@ -1,4 +1,5 @@
-/* Framed protocol between the owner and a sandbox, over one SOCK_STREAM socketpair.
+/* Framed protocol between the owner and a sandbox, over one SOCK_STREAM socketpair, or over a connection that a
+ * supervisor in a container opens, and opens again when it breaks.
  *
  * Every frame: u32 body length, u32 request id, u32 type, then the body. All integers are little-endian.
  * The reader trusts nothing: a bad length or a short body is an error, never a read past the end. */
@@ -20,7 +21,8 @@ enum frame_type { /* requests, then answers */
     F_DATA,       /* stdin or file content of the F_EXEC with the same id, sent before it */
     F_KILL,       /* kill that command's process tree; its F_RESULT follows */
     F_PING,
-    F_SNAPSHOT,   /* asks for the upper directory */
+    F_SNAPSHOT,   /* asks for the upper directory; in a container for the work directory */
+    F_ACK,        /* the F_RESULT with this id has arrived; in a container results are kept until then */
     F_READY = 32,
     F_FAILED,     /* u32 errno, text: the sandbox could not be made */
     F_RESULT,     /* see send_result */
@@ -28,6 +30,7 @@ enum frame_type { /* requests, then answers */
     F_PONG,       /* u32 processes alive beside the supervisor */
     F_UPPER,      /* answer to F_SNAPSHOT, carries the descriptor */
     F_ENDED,      /* text: why the sandbox ends by itself */
+    F_HELLO,      /* first frame of a connection from a container: nonce, boot id */
 };
 
 struct frame {
@@ -68,6 +71,8 @@ enum setup_op {
     OP_SHELL,    /* a: path inside */
     OP_CGROUP,   /* a: memory cgroup directory to create, b: file of its limit */
     OP_EMPTY,    /* a: path inside; an empty directory is mounted over what is there */
+    OP_IMAGE,    /* a: host directory of the unpacked layers, b: their names in it, uppermost first, joined by ':' */
+    OP_USER,     /* a, b: uid and gid of commands inside; 1000 and 1000 without it */
 };
 struct setup_item {
     uint32_t op, len; /* len: bytes of b */
@@ -78,6 +83,8 @@ struct setup {
     struct setup_item items[MAX_ITEMS];
     size_t num_items, num_layers, num_env;
     const char *layers[MAX_LAYERS], *workdir, *shell, *cgroup, *cgroup_limit;
+    const char *image, *image_layers; /* NULL: the root is made of the items */
+    uint32_t uid, gid;
     char *env[MAX_ENV + 1];
 };
 int parse_setup(const struct frame *frame, struct setup *out); /* *out points into the body */

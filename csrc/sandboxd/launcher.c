@@ -34,7 +34,7 @@ static void read_exactly(uint8_t *at, size_t len, int *passed_fd) {
 }
 
 /* Reads exactly the first frame, so that requests already behind it stay in the socket for the supervisor. */
-static void read_setup(struct setup *setup, int *passed_fd) {
+void read_setup(struct setup *setup, int *passed_fd) {
     uint8_t head[FRAME_HEADER];
     struct frame frame;
     read_exactly(head, sizeof head, passed_fd);
@@ -91,19 +91,24 @@ static void map_layers(struct sandbox *box) {
     }
 }
 
+static void write_map(char *map, size_t room, uint32_t command) {
+    snprintf(map, room, "%u %u 1\n%u %u 1\n", supervisor_id(command), OUTSIDE_SUPERVISOR, command, OUTSIDE_COMMAND);
+}
+
 static void enter_as_root(struct sandbox *box) {
-    char map[64];
-    snprintf(map, sizeof map, "0 %u 1\n%u %u 1\n", OUTSIDE_SUPERVISOR, COMMAND_ID, OUTSIDE_COMMAND);
-    box->userns_fd = make_userns(map, map);
+    char uids[64], gids[64];
+    write_map(uids, sizeof uids, box->setup->uid);
+    write_map(gids, sizeof gids, box->setup->gid);
+    box->userns_fd = make_userns(uids, gids);
     map_layers(box);
     box->real_root = unshare(NAMESPACES) == 0;
     if (!box->real_root && errno != EPERM) fail("new namespaces"); /* EPERM: a container's root, as good as a user */
 }
 
-static void enter_as_user(void) {
+static void enter_as_user(const struct setup *setup) {
     char uids[64], gids[64];
-    snprintf(uids, sizeof uids, "%u %u 1\n", COMMAND_ID, geteuid());
-    snprintf(gids, sizeof gids, "%u %u 1\n", COMMAND_ID, getegid());
+    snprintf(uids, sizeof uids, "%u %u 1\n", setup->uid, geteuid());
+    snprintf(gids, sizeof gids, "%u %u 1\n", setup->gid, getegid());
     if (unshare(NAMESPACES | CLONE_NEWUSER)) fail("new namespaces");
     if (write_text(AT_FDCWD, "/proc/self/setgroups", "deny")) fail("setgroups");
     if (write_text(AT_FDCWD, "/proc/self/uid_map", uids)) fail("uid_map");
@@ -143,7 +148,7 @@ static void remove_cgroup(int parent, const char *name) {
         usleep(10000); /* the last process is still on its way out */
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     static struct setup setup;
     static struct sandbox box = {.setup = &setup, .copy_from_fd = -1, .join_fd = -1, .oom_fd = -1, .upper_fd = -1};
     int alive[2], parent = -1;
@@ -152,11 +157,12 @@ int main(void) {
     setsid(); /* a Ctrl-C in the owner's terminal must not reach the sandbox */
     umask(022);
     if (chdir("/")) fail("/");
+    if (argc == 3 && strcmp(argv[1], "container") == 0) run_in_container(&box, &setup, argv[2]);
     read_setup(&setup, &box.copy_from_fd);
     int owner_fd = sys_pidfd_open((pid_t)setup.numbers[N_OWNER]);
     if (owner_fd < 0 || getppid() != (pid_t)setup.numbers[N_OWNER]) _exit(1);
     if (geteuid() == 0 && !(setup.numbers[N_FLAGS] & FLAG_USERNS)) enter_as_root(&box);
-    if (!box.real_root) enter_as_user();
+    if (!box.real_root) enter_as_user(&setup);
     if (pipe2(alive, O_CLOEXEC)) fail("pipe");
     int cgroup = make_cgroup(&box);
     if (cgroup >= 0) parent = openat(cgroup, "..", O_PATH | O_DIRECTORY | O_CLOEXEC); /* pivot_root moves us too */

@@ -7,7 +7,7 @@
 /* KILL, SETGID, SETUID, SYS_PTRACE (read /proc/PID/ns), SYS_ADMIN (a UTS namespace per command), SYS_RESOURCE */
 #define SUPERVISOR_CAPS (CAP(5) | CAP(6) | CAP(7) | CAP(19) | CAP(21) | CAP(24))
 
-static int set_capabilities(uint32_t low) {
+int set_capabilities(uint32_t low) {
     struct { uint32_t version; int pid; } header = {0x20080522, 0};
     struct { uint32_t effective, permitted, inheritable; } data[2] = {{low, low, 0}, {0, 0, 0}};
     return (int)syscall(SYS_capset, &header, data);
@@ -20,7 +20,8 @@ void become_supervisor(struct sandbox *box) {
     if (box->real_root) {
         (void)write_text(dirfd(box->proc), "self/oom_score_adj", "-1000"); /* a full cgroup must cost a command, not PID 1 */
         if (syscall(SYS_setns, box->userns_fd, CLONE_NEWUSER)) fail("join user namespace");
-        if (setgroups(0, NULL) || setresgid(0, 0, 0) || setresuid(0, 0, 0)) fail("supervisor identity");
+        uint32_t uid = supervisor_id(box->setup->uid), gid = supervisor_id(box->setup->gid);
+        if (setgroups(0, NULL) || setresgid(gid, gid, gid) || setresuid(uid, uid, uid)) fail("supervisor identity");
     }
     (void)write_text(box->sysctl_fd, "user/max_user_namespaces", "0");
     for (unsigned long cap = 0; cap < 64; cap++) prctl(PR_CAPBSET_DROP, cap, 0, 0, 0);
@@ -80,8 +81,9 @@ static void limit(int what, rlim_t value) {
     (void)setrlimit(what, &wanted);
 }
 
-int become_command(const struct sandbox *box) {
-    if (box->real_root) {
+int become_command(const struct sandbox *box, uint64_t tag) {
+    gid_t mark = (gid_t)tag;
+    if (box->real_root || box->container) {
         prctl(PR_SET_DUMPABLE, 1, 0, 0, 0); /* makes the file below our own; exec decides again */
         (void)write_text(dirfd(box->proc), "self/oom_score_adj", "0");
     }
@@ -92,8 +94,10 @@ int become_command(const struct sandbox *box) {
     limit(RLIMIT_RTPRIO, 0);
     /* Counted per user namespace, so per sandbox; root in a container is exempt and has the supervisor's watch only.
      * Twice the watched limit: where forks fail first, what is alive hovers below it and the cause stays unnamed. */
-    limit(RLIMIT_NPROC, box->setup->numbers[N_PIDS] * 2 + 4);
-    if (setresgid(COMMAND_ID, COMMAND_ID, COMMAND_ID) || setresuid(COMMAND_ID, COMMAND_ID, COMMAND_ID)) return -1;
+    if (!box->container) limit(RLIMIT_NPROC, box->setup->numbers[N_PIDS] * 2 + 4); /* else the engine counts */
+    if (box->container && setgroups(1, &mark)) return -1;
+    uint32_t uid = box->setup->uid, gid = box->setup->gid;
+    if (setresgid(gid, gid, gid) || setresuid(uid, uid, uid)) return -1;
     if (set_capabilities(0)) return -1;
-    return filter_system_calls(box->join_fd >= 0);
+    return filter_system_calls(box->join_fd >= 0 || box->container);
 }

@@ -22,8 +22,19 @@ static ssize_t read_proc(const struct sandbox *box, pid_t pid, const char *name,
     return got;
 }
 
+/* The supplementary group that a process in a container has; 0 when it is gone or a zombie without threads. */
+static uint64_t group_of(const struct sandbox *box, pid_t pid) {
+    char text[4096];
+    if (read_proc(box, pid, "status", text, sizeof text) <= 0) return 0;
+    const char *state = strstr(text, "\nState:"), *threads = strstr(text, "\nThreads:"), *groups = strstr(text, "\nGroups:");
+    if (!state || !threads || !groups) return UINT64_MAX;
+    if (strchr("ZX", state[8]) && strtoul(threads + 9, NULL, 10) <= 1) return 0;
+    return strtoull(groups + 8, NULL, 10);
+}
+
 /* 0 when the process is gone or a zombie, UINT64_MAX when it is alive but unreadable. */
 static uint64_t tag_of(const struct sandbox *box, pid_t pid) {
+    if (box->container) return group_of(box, pid);
     char path[64], text[64];
     snprintf(path, sizeof path, "%d/ns/uts", (int)pid);
     ssize_t len = readlinkat(dirfd(box->proc), path, text, sizeof text - 1);

@@ -1,5 +1,6 @@
-/* The file system of a sandbox: read-only binds, an overlay at the work directory, one size-capped tmpfs for
- * everything that can be written. All mounts live in the new mount namespace and vanish with PID 1. */
+/* The file system of a sandbox: a root of read-only binds, or an overlay of an image's layers; an overlay at the work
+ * directory; one size-capped tmpfs for everything that can be written. All mounts live in the new mount namespace and
+ * vanish with PID 1. */
 #include <net/if.h>
 #include <sys/ioctl.h>
 #include "sandboxd.h"
@@ -109,7 +110,8 @@ static void mount_workdir(struct sandbox *box, const int *layers) {
     const char *target = inside(setup->workdir);
     char options[4096], path[64];
     make_parents(target);
-    make_dir(target);
+    if (mkdir(target, 0755) == 0 && box->real_root && chown(target, OUTSIDE_COMMAND, OUTSIDE_COMMAND)) fail(target);
+    if (setup->num_layers == 0 && setup->image) return; /* a directory of the image */
     if (setup->num_layers == 0) {
         attach(clone_tree(SCRATCH "/upper", ATTR_NOSUID | ATTR_NODEV), target);
         return;
@@ -122,6 +124,30 @@ static void mount_workdir(struct sandbox *box, const int *layers) {
         len += snprintf(options + len, sizeof options - (size_t)len, "%s%s", i ? ":" : "", path);
     }
     if (mount("overlay", target, "overlay", MS_NOSUID | MS_NODEV, options)) fail("overlay");
+}
+
+/* An overlay of the image's layers becomes the current directory, and the root while things are placed in it: no link
+ * of an image leads out. Names of layers are short and relative, so that the one page of options that mount(2) takes
+ * holds 128. What fork() copies is this overlay's upper directory, unless the work directory has layers of its own. */
+static void enter_image(struct sandbox *box, int tree) {
+    bool own = box->setup->num_layers > 0;
+    char options[4096];
+    if (own) bind_scratch(box, "top", NULL, 0755);
+    int scratch = (int)syscall(NR_open_tree, AT_FDCWD, SCRATCH, TREE_CLONE | TREE_CLOEXEC);
+    if (scratch < 0 || chdir(SCRATCH) || mkdir("topwork", 0755) || mkdir("i", 0755) || mkdir("image", 0755))
+        fail("scratch directories");
+    attach(tree, "i");
+    int len = snprintf(options, sizeof options, "%supperdir=%s,workdir=%s,lowerdir=i/", box->real_root ? "" : "userxattr,",
+                       own ? "top" : "upper", own ? "topwork" : "work");
+    for (const char *at = box->setup->image_layers; *at && len < (int)sizeof options - 4; at++) {
+        options[len++] = *at;
+        if (*at == ':') options[len++] = 'i', options[len++] = '/';
+    }
+    options[len] = 0;
+    if (mount("overlay", "image", "overlay", MS_NOSUID | MS_NODEV, options)) fail("overlay of the image");
+    if (chdir("image") || chroot(".") || mkdir(SCRATCH, 0700)) fail("image");
+    attach(scratch, SCRATCH);
+    bind_scratch(box, "dev", "dev", 0755);
 }
 
 static void make_proc(struct sandbox *box) {
@@ -168,6 +194,7 @@ void build_root(struct sandbox *box) {
     static int trees[MAX_ITEMS], layers[MAX_LAYERS];
     static const char *const terminals[] = {"ptmxmode", "0666", "mode", "0620", NULL};
     const struct setup *setup = box->setup;
+    int image = -1, host = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
     loopback_up();
     if (sethostname("sandbox", 7)) fail("host name");
     if (mount("", "/", NULL, MS_REC | MS_PRIVATE, NULL)) fail("private mounts");
@@ -179,17 +206,23 @@ void build_root(struct sandbox *box) {
     }
     for (size_t i = 0; i < setup->num_layers; i++)
         layers[i] = clone_tree(setup->layers[i], ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV);
+    if (setup->image) image = clone_tree(setup->image, ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV);
     int root = new_tmpfs(4u << 20);
     if (syscall(NR_move_mount, root, "", AT_FDCWD, "/tmp", MOVE_EMPTY_FROM) || fchdir(root)) fail("new root");
     make_scratch(box);
+    if (setup->image) enter_image(box, image);
     make_proc(box);
     attach_at_new(new_filesystem("devpts", terminals, ATTR_NOSUID | ATTR_NOEXEC), "dev/pts");
-    bind_scratch(box, "tmp", "tmp", 01777);
     bind_scratch(box, "shm", "dev/shm", 01777);
-    bind_scratch(box, "home", "home/agent", 0755);
+    if (!setup->image) bind_scratch(box, "tmp", "tmp", 01777);
+    if (!setup->image) bind_scratch(box, "home", "home/agent", 0755);
     for (size_t i = 0; i < setup->num_items; i++) place_item(box, &setup->items[i], trees[i], layers);
     if (umount2(SCRATCH, MNT_DETACH) || rmdir(SCRATCH)) fail("scratch");
+    int top = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (fchdir(host) || chroot(".") || fchdir(top)) fail("old root");
     if (syscall(SYS_pivot_root, ".", ".") || umount2(".", MNT_DETACH) || chdir("/")) fail("pivot_root");
-    if (sys_mount_setattr(root, 0, ATTR_RDONLY, 0)) fail("read-only root");
+    if (!setup->image && sys_mount_setattr(root, 0, ATTR_RDONLY, 0)) fail("read-only root");
     close(root);
+    close(top);
+    close(host);
 }

@@ -17,6 +17,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -36,13 +37,23 @@ static inline int sys_mount_setattr(int dir, unsigned flags, uint64_t set, uint6
 static inline int sys_pidfd_open(pid_t pid) { return (int)syscall(NR_pidfd_open, pid, 0); }
 static inline int sys_memfd(const char *name) { return (int)syscall(SYS_memfd_create, name, 1 /* close on exec */); }
 
-/* Who is who. Inside, commands are always COMMAND_ID, and the supervisor is 0 if root started the sandbox. Outside:
+/* Who is who. Inside, commands are COMMAND_ID or the user that an image names; the supervisor of a sandbox that root
+ * started is 0, or COMMAND_ID where the commands are 0. Outside:
  *   started by root: two unprivileged ids of the range that Debian reserves; real root is left before any command;
  *   started by a user: both are that user, who may map nobody else. */
 #define COMMAND_ID 1000u
 #define OUTSIDE_SUPERVISOR 65520u
-#define OUTSIDE_COMMAND 65521u
+#define OUTSIDE_COMMAND 65521u /* also the owner of an image's files, where root imported it */
+static inline uint32_t supervisor_id(uint32_t command) { return command ? 0 : COMMAND_ID; }
+/* In a container no namespace can be made: a supplementary group, which only the supervisor may change, is the tag. */
+#define FIRST_TAG_GROUP 20000u
+#define NUM_TAG_GROUPS 40000u
+#define MAX_DISKS 8
 
+struct written {
+    struct timespec since; /* of files changed after that */
+    uint64_t bytes, files;
+};
 struct sandbox {
     const struct setup *setup;
     bool real_root;   /* mounts are made as real root, the user namespace is joined afterwards */
@@ -55,24 +66,60 @@ struct sandbox {
     int upper_fd;     /* upper directory of the overlay, on the size-capped tmpfs */
     int sysctl_fd;    /* /proc/sys before it became read-only */
     DIR *proc;        /* own /proc */
+    bool container;   /* somebody else made the namespaces; see container.c */
+    int disk_fds[MAX_DISKS]; /* container: the size-capped file systems */
+    size_t num_disks;
+    int storage_fd;   /* container: the tree on the engine's storage that commands may write, which has no size cap; or -1 */
+    struct written written; /* of that tree */
+    uint64_t tree_bytes; /* container: what the size-capped file systems held at the start, beside Limits.disk_bytes */
 };
 /* launcher.c */
 _Noreturn void fail(const char *stage); /* tells the owner `stage` and errno, and exits */
+void read_setup(struct setup *setup, int *passed_fd); /* *setup points into memory that is never freed */
 int write_text(int dir, const char *path, const char *text); /* -1 with errno */
 /* rootfs.c: builds the whole file system and pivots into it. */
 void build_root(struct sandbox *box);
 /* copytree.c: the files go to the command's user if `give`. -1 with errno. */
 int copy_tree(int from, int to, bool trusted_xattr, bool give);
+/* Into a tree that may hold files already: what `from` has wins, its whiteouts delete. */
+int merge_tree(int from, int to, uid_t owner);
+/* tree.c: -1 with errno. */
+int remove_entry(int dir, const char *name);
+int empty_tree(int dir);
+int give_tree(int dir, uid_t owner);
+void measure_written(int dir, struct written *sums); /* what lies in other file systems is left out */
+/* container.c */
+_Noreturn void run_in_container(struct sandbox *box, struct setup *setup, const char *socket_path);
+int call_owner(void); /* opens SOCKET_FD again; -1 with errno */
 /* privileges.c */
 void become_supervisor(struct sandbox *box);
-int become_command(const struct sandbox *box); /* in the child; -1 with errno */
+int set_capabilities(uint32_t low); /* of this process; -1 with errno */
+int become_command(const struct sandbox *box, uint64_t tag); /* in the child; -1 with errno */
+/* stream.c: to the owner. Losing it ends a local sandbox; in a container it is opened again. */
+int64_t now_us(void); /* monotonic */
+int64_t now_ms(void);
+void stream_init(bool can_reopen);
+int stream_fd(void); /* -1 while it is broken */
+size_t stream_unsent(void);
+int64_t stream_retry_ms(void); /* when to try again, INT64_MAX when it is open */
+void stream_flush(void);
+void stream_reopen(void);
+void stream_receive(void (*handle)(const struct frame *));
+_Noreturn void end(const char *why); /* tells the owner why, and exits */
+void send_bytes(const void *bytes, size_t len);
+void send_header(uint32_t id, uint32_t type, uint32_t len);
+void send_frame(uint32_t id, uint32_t type, const void *body, uint32_t len);
+void send_descriptor(uint32_t id, uint32_t type, int fd);
+void keep_last(uint32_t id, size_t len);
+bool is_kept(uint32_t id);
+void forget_kept(uint32_t id);
 /* supervisor.c */
 _Noreturn void supervise(struct sandbox *box);
 /* child.c: starts a command; -1 with errno. */
 struct child {
     pid_t pid;
     int out_fd, err_fd; /* read ends, non-blocking */
-    uint64_t tag;       /* inode of its UTS namespace, which marks all its descendants */
+    uint64_t tag;       /* marks it and all its descendants: inode of its UTS namespace, or a supplementary group */
 };
 int start_child(const struct sandbox *box, const struct exec_request *request, int stdin_fd, struct child *out);
 /* procs.c: processes beside the supervisor. */

@@ -5,7 +5,6 @@
  * kills what is left in the PID namespace. */
 #include <sys/signalfd.h>
 #include <sys/statfs.h>
-#include <time.h>
 #include "sandboxd.h"
 #define MAX_JOBS 64
 #define DRAIN_MS 50       /* after the leader's end, for output of what it left behind */
@@ -15,6 +14,7 @@
 #define KILL_RETRY_MS 2
 #define KILL_GIVE_UP_MS 2000
 #define OUTBOX_FULL (1u << 20)
+#define MEASURE_MS 500    /* between two measurements of a work directory that has no size cap */
 enum outcome { OK, NONZERO, TIMEOUT, OOM, PIDS_LIMIT, DISK_FULL, OUTPUT_LIMIT }; /* order of types.Outcome */
 enum job_state { FREE, UPLOADING, RUNNING, DRAINING, REPORTED };
 
@@ -41,41 +41,11 @@ struct job {
 
 static struct sandbox *box;
 static struct job jobs[MAX_JOBS];
-static struct buffer inbox, outbox;
 static uint64_t oom_kills;
 #define EACH_JOB(name) (struct job *name = jobs; name < jobs + MAX_JOBS; name++)
 
 static bool active(const struct job *job) { return job->state == RUNNING || job->state == DRAINING; }
-static int64_t now_us(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
-}
-static int64_t now_ms(void) { return now_us() / 1000; }
-
 /* ---- sending ---- */
-static void flush_outbox(void) {
-    while (outbox.start < outbox.used) {
-        ssize_t sent = send(SOCKET_FD, outbox.data + outbox.start, outbox.used - outbox.start, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (sent < 0 && errno == EINTR) continue;
-        if (sent < 0 && errno == EAGAIN) return;
-        if (sent < 0) _exit(0); /* the owner is gone */
-        outbox.start += (size_t)sent;
-    }
-}
-
-static _Noreturn void end(const char *why) {
-    if (!outbox_frame(&outbox, 0, F_ENDED, (uint32_t)strlen(why)) && !outbox_add(&outbox, why, strlen(why))) flush_outbox();
-    _exit(0);
-}
-static void send_bytes(const void *bytes, size_t len) {
-    if (outbox_add(&outbox, bytes, len)) end("out of memory");
-}
-
-static void send_frame(uint32_t id, uint32_t type, const void *body, uint32_t len) {
-    if (outbox_frame(&outbox, id, type, len)) end("out of memory");
-    send_bytes(body, len);
-}
 static uint32_t sent_bytes(const struct stream *s) { return s->used < s->head + s->tail ? s->used : s->head + s->tail; }
 static void send_kept(const struct stream *s) {
     uint32_t count = sent_bytes(s), head = count < s->head ? count : s->head;
@@ -83,8 +53,10 @@ static void send_kept(const struct stream *s) {
     if (count > head) send_bytes(s->kept + s->used - (count - head), count - head);
 }
 
-/* i32 exit code, u32 outcome, u64 µs, u64 bytes of stdout and stderr in total, u32 bytes of each sent, u32 of them head */
-static void send_result(uint32_t id, int code, enum outcome why, int64_t us, const struct stream *o, const struct stream *e) {
+/* i32 exit code, u32 outcome, u64 µs, u64 bytes of stdout and stderr in total, u32 bytes of each sent, u32 of them head.
+ * A result that must not be made a second time is kept until the owner has it; a file is simply read again. */
+static void send_result(uint32_t id, bool is_once, int code, enum outcome why, int64_t us, const struct stream *o,
+                        const struct stream *e) {
     uint8_t head[44];
     put_u32(head, (uint32_t)code);
     put_u32(head + 4, why);
@@ -94,16 +66,18 @@ static void send_result(uint32_t id, int code, enum outcome why, int64_t us, con
     put_u32(head + 32, sent_bytes(o));
     put_u32(head + 36, sent_bytes(e));
     put_u32(head + 40, e->head);
-    if (outbox_frame(&outbox, id, F_RESULT, sizeof head + sent_bytes(o) + sent_bytes(e))) end("out of memory");
+    uint32_t len = sizeof head + sent_bytes(o) + sent_bytes(e);
+    send_header(id, F_RESULT, len);
     send_bytes(head, sizeof head);
     send_kept(o);
     send_kept(e);
+    if (is_once) keep_last(id, FRAME_HEADER + len);
 }
 
 static void refuse(uint32_t id, const char *why) {
     uint32_t len = (uint32_t)strlen(why);
     struct stream none = {0}, said = {.total = len, .kept = (uint8_t *)(uintptr_t)why, .used = len, .head = len};
-    send_result(id, 126, NONZERO, 0, &none, &said);
+    send_result(id, true, 126, NONZERO, 0, &none, &said);
 }
 
 /* ---- output of commands ---- */
@@ -151,9 +125,47 @@ static bool drain(struct job *job, struct stream *s, int rounds) {
 
 /* ---- life of a job ---- */
 static bool others_alive(void) { return kill(-1, 0) == 0; }
-static bool disk_is_full(void) {
+static bool is_full(int fd) {
     struct statfs info;
-    return fstatfs(box->upper_fd, &info) == 0 && (info.f_bavail == 0 || info.f_ffree == 0);
+    return fstatfs(fd, &info) == 0 && (info.f_bavail == 0 || info.f_ffree == 0);
+}
+static bool disk_is_full(void) {
+    bool full = is_full(box->upper_fd);
+    for (size_t i = 0; i < box->num_disks; i++) full |= is_full(box->disk_fds[i]);
+    return full;
+}
+
+/* Bytes written in a container, over all places. What lies on the engine's storage is measured from time to time: each
+ * half second, at once when that storage fills quickly, and less often when a measurement takes long. */
+static uint64_t disk_used(bool measure) {
+    static int64_t next_ms;
+    static uint64_t free_then;
+    uint64_t used = 0, extra = 0;
+    struct statfs info;
+    for (size_t i = 0; i < box->num_disks; i++)
+        if (fstatfs(box->disk_fds[i], &info) == 0) used += (info.f_blocks - info.f_bfree) * (uint64_t)info.f_bsize;
+    if (box->storage_fd < 0) return used;
+    uint64_t free_now = fstatfs(box->storage_fd, &info) ? 0 : info.f_bfree * (uint64_t)info.f_bsize;
+    bool filling = free_now + box->setup->numbers[N_DISK] / 4 < free_then && now_ms() > next_ms - MEASURE_MS;
+    if (measure || filling || now_ms() > next_ms) {
+        int64_t start = now_ms();
+        measure_written(box->storage_fd, &box->written);
+        next_ms = now_ms() + MEASURE_MS + 10 * (now_ms() - start);
+        free_then = free_now;
+    }
+    if (box->written.files > 4096) extra = (box->written.files - 4096) * 4096; /* empty files cost inodes */
+    return used + extra + box->written.bytes;
+}
+
+static uint64_t tolerated; /* bytes above the limit that are there already: what frees some must not be killed */
+
+static bool disk_is_exceeded(void) {
+    if (!box->container) return false;
+    uint64_t cap = box->setup->numbers[N_DISK] + box->tree_bytes, used = disk_used(false);
+    if (used <= cap) tolerated = 0;
+    if (used <= cap || used <= tolerated) return false;
+    tolerated = used;
+    return true;
 }
 
 static void release(struct job *job) {
@@ -170,7 +182,7 @@ static void report(struct job *job) {
     if (code && (job->disk_was_full || disk_is_full())) outcome = DISK_FULL;
     if (job->killed_ms) outcome = job->forced;
     if (job->killed_ms && !code) code = 128 + SIGKILL; /* the leader had ended, its tree was killed */
-    send_result(job->id, code, outcome, now_us() - job->started_us, &job->out, &job->err);
+    send_result(job->id, job->kind != EXEC_READ, code, outcome, now_us() - job->started_us, &job->out, &job->err);
     job->state = REPORTED;
     job->killed_ms = 0;
 }
@@ -212,12 +224,13 @@ static unsigned watch_limits(void) {
         kill_all(OOM); /* resident sizes count shared pages many times: the slower figure decides */
     bool full = disk_is_full();
     for EACH_JOB(job) job->disk_was_full |= full && active(job);
+    if (disk_is_exceeded()) kill_all(DISK_FULL);
     return census.processes;
 }
 
 /* The owner is slower than the disk: what it reads stays in the pipe for now. */
 static bool must_wait(const struct job *job) {
-    return job->kind == EXEC_READ && outbox.used - outbox.start > OUTBOX_FULL;
+    return job->kind == EXEC_READ && stream_unsent() > OUTBOX_FULL;
 }
 
 /* Whether a job whose leader has ended can be reported. Its pipes may be held by jobs it left in the background. */
@@ -273,7 +286,15 @@ static struct job *find_job(uint32_t id, enum job_state state) {
     return NULL;
 }
 
+/* Sent again after the stream broke: it runs, or its result has been sent again already. */
+static bool is_known(uint32_t id) {
+    for EACH_JOB(job)
+        if (active(job) && job->id == id) return true;
+    return is_kept(id);
+}
+
 static void add_data(const struct frame *frame) {
+    if (box->container && is_known(frame->id)) return;
     struct job *job = find_job(frame->id, UPLOADING);
     if (!job) {
         if (!(job = find_job(0, FREE))) return; /* its F_EXEC will be refused */
@@ -289,6 +310,7 @@ static void add_data(const struct frame *frame) {
 static void start_job(const struct frame *frame) {
     struct exec_request request;
     if (parse_exec(frame, &request)) end("malformed request");
+    if (box->container && is_known(frame->id)) return;
     struct job *job = find_job(frame->id, request.has_data ? UPLOADING : FREE);
     if (!job) {
         refuse(frame->id, "sandbox: too many commands and background jobs\n");
@@ -296,6 +318,7 @@ static void start_job(const struct frame *frame) {
     }
     int stdin_fd = request.has_data ? job->stdin_fd : -1;
     if (stdin_fd >= 0) lseek(stdin_fd, 0, SEEK_SET);
+    if (tolerated) tolerated = disk_used(true);
     uint32_t half = request.keep_bytes / 2 ? request.keep_bytes / 2 : 1;
     *job = (struct job){.state = RUNNING, .id = frame->id, .kind = request.kind, .kill_bytes = request.kill_bytes};
     job->started_us = now_us();
@@ -309,21 +332,6 @@ static void start_job(const struct frame *frame) {
         release(job);
     }
     if (stdin_fd >= 0) close(stdin_fd);
-}
-
-/* A descriptor travels with the bytes it is sent with, so everything before them must be out first. */
-static void send_upper(uint32_t id) {
-    struct pollfd ready = {.fd = SOCKET_FD, .events = POLLOUT};
-    for (flush_outbox(); outbox.start < outbox.used; flush_outbox()) poll(&ready, 1, 1000);
-    char control[CMSG_SPACE(sizeof(int))] = {0};
-    send_frame(id, F_UPPER, NULL, 0);
-    struct iovec io = {outbox.data + outbox.start, FRAME_HEADER};
-    struct msghdr message = {.msg_iov = &io, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
-    struct cmsghdr *cmsg = CMSG_FIRSTHDR(&message);
-    *cmsg = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
-    memcpy(CMSG_DATA(cmsg), &box->upper_fd, sizeof(int));
-    if (sendmsg(SOCKET_FD, &message, MSG_NOSIGNAL) != FRAME_HEADER) end("cannot pass the upper directory");
-    outbox.start += FRAME_HEADER;
 }
 
 static void pong(uint32_t id) {
@@ -343,23 +351,23 @@ static void handle(const struct frame *frame) {
             if (active(job) && job->id == frame->id) mark_killed(job, NONZERO);
         return;
     case F_PING: return pong(frame->id);
-    case F_SNAPSHOT: return send_upper(frame->id);
+    case F_SNAPSHOT: return send_descriptor(frame->id, F_UPPER, box->upper_fd);
+    case F_ACK: return forget_kept(frame->id);
     default: end("unknown request");
     }
 }
 
-static void receive(void) {
-    uint8_t *at;
-    size_t room;
-    struct frame frame;
-    int more;
-    if (inbox_room(&inbox, &at, &room)) end("out of memory");
-    ssize_t got = recv(SOCKET_FD, at, room, MSG_DONTWAIT);
-    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    if (got <= 0) _exit(0); /* the owner closed us or died */
-    inbox.used += (size_t)got;
-    while ((more = inbox_next(&inbox, &frame)) > 0) handle(&frame);
-    if (more < 0) end("malformed frame");
+/* The owner asks again for what it has no answer to: half an upload is worthless, and a file is read from its start. */
+static void forget_halves(void) {
+    for EACH_JOB(job) {
+        if (job->state == UPLOADING) {
+            close(job->stdin_fd);
+            memset(job, 0, sizeof *job);
+        } else if (active(job) && job->kind == EXEC_READ) {
+            mark_killed(job, NONZERO);
+            job->state = REPORTED;
+        }
+    }
 }
 
 /* The launcher is gone, or wrote that we are in the memory cgroup now: commands that started before are not. */
@@ -376,7 +384,7 @@ static void launcher_says(void) {
 /* ---- loop ---- */
 /* Milliseconds until something has to be looked at without an event. */
 static int next_timeout(int64_t watch_at, int64_t lease_end) {
-    int64_t now = now_ms(), at = lease_end;
+    int64_t now = now_ms(), at = stream_retry_ms() < lease_end ? stream_retry_ms() : lease_end;
     for EACH_JOB(job) {
         int64_t due = job->killed_ms ? now + KILL_RETRY_MS : job->state == RUNNING ? job->deadline_ms : job->drain_ms;
         if ((active(job) || job->killed_ms) && due < at) at = due;
@@ -397,27 +405,34 @@ void supervise(struct sandbox *self) {
     static struct pollfd fds[3 + 2 * MAX_JOBS];
     struct signalfd_siginfo info;
     uint8_t real_root[4];
+    bool was_open = true;
     sigset_t set;
     box = self;
+    stream_init(box->container);
     sigemptyset(&set);
     sigaddset(&set, SIGCHLD);
+    if (box->container) sigaddset(&set, SIGTERM); /* from the engine: commands may not signal another user's process */
     int deaths = sigprocmask(SIG_BLOCK, &set, NULL) ? -1 : signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     if (deaths < 0) fail("signalfd");
     int64_t lease_end = now_ms() + (int64_t)box->setup->numbers[N_LEASE_MS], watch_at = 0;
     put_u32(real_root, box->real_root);
     send_frame(0, F_READY, real_root, sizeof real_root);
     for (;;) {
-        flush_outbox();
+        stream_reopen();
+        stream_flush();
+        if (was_open && stream_fd() < 0) forget_halves();
+        was_open = stream_fd() >= 0;
         size_t n = 3;
-        fds[0] = (struct pollfd){.fd = SOCKET_FD, .events = outbox.start < outbox.used ? POLLIN | POLLOUT : POLLIN};
+        fds[0] = (struct pollfd){.fd = stream_fd(), .events = stream_unsent() ? POLLIN | POLLOUT : POLLIN};
         fds[1] = (struct pollfd){.fd = deaths, .events = POLLIN};
         fds[2] = (struct pollfd){.fd = box->alive_fd, .events = POLLIN};
         for EACH_JOB(job) n += streams_of(job, fds + n);
         if (poll(fds, n, next_timeout(watch_at, lease_end)) < 0 && errno != EINTR) end("poll failed");
-        while (fds[1].revents && read(deaths, &info, sizeof info) > 0) {}
+        while (fds[1].revents && read(deaths, &info, sizeof info) > 0)
+            if (info.ssi_signo == SIGTERM) end("the container was stopped");
         if (fds[1].revents) reap();
         if (fds[2].revents) launcher_says();
-        if (fds[0].revents) receive();
+        if (fds[0].revents && stream_fd() >= 0) stream_receive(handle);
         bool busy = false;
         for EACH_JOB(job) {
             advance(job);

@@ -1,4 +1,4 @@
-"""One connection to a supervisor: frames and passed descriptors over a socketpair, without a thread."""
+"""One connection to a supervisor: frames and passed descriptors over a Unix socket, without a thread."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import contextlib
 import os
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from swe_rl.errors import SandboxLost
 from swe_rl.sandbox.wire import Frame, FrameReader
 
 _READ_SIZE = 256 << 10
+_FIRST_BYTES = 12  # a header always fits the socket's buffer
 _FD_SPACE = socket.CMSG_SPACE(array.array("i").itemsize * 4)
 
 
@@ -28,8 +29,8 @@ class Channel:
     ) -> None:
         sock.setblocking(False)
         self._sock = sock
-        self._on_frame = on_frame
-        self._on_end = on_end
+        self.on_frame = on_frame  # both may be replaced when it becomes known who calls
+        self.on_end = on_end
         self._reader = FrameReader()
         self._pending: deque[memoryview] = deque()
         self._loop = asyncio.get_running_loop()
@@ -48,8 +49,13 @@ class Channel:
             if self._open and self._pending:
                 self._loop.add_writer(self._sock.fileno(), self._writable)
 
+    def send_with(self, data: bytes, fds: Sequence[int]) -> None:
+        """Sends `data`, descriptors with its first bytes; nothing may be waiting. OSError when the socket refuses."""
+        sent = socket.send_fds(self._sock, [data[:_FIRST_BYTES]], list(fds), socket.MSG_NOSIGNAL)
+        self.send(data[sent:])
+
     def close(self) -> None:
-        """Closes the connection, which ends the sandbox. Idempotent; `on_end` is not called."""
+        """Closes the connection, which ends a local sandbox. Idempotent; `on_end` is not called."""
         if not self._open:
             return
         self._open = False
@@ -99,11 +105,11 @@ class Channel:
             return
         try:
             for frame in self._reader.feed(data):
-                self._on_frame(frame)
+                self.on_frame(frame)
         except SandboxLost as err:
             self._finish(str(err))
 
     def _finish(self, reason: str) -> None:
         if self._open:
             self.close()
-            self._on_end(reason)
+            self.on_end(reason)

@@ -10,8 +10,8 @@ from typing import get_args
 from swe_rl.errors import SandboxLost
 from swe_rl.types import ExecResult, Outcome
 
-SETUP, EXEC, DATA, KILL, PING, SNAPSHOT = 1, 2, 3, 4, 5, 6
-READY, FAILED, RESULT, CHUNK, PONG, UPPER, ENDED = 32, 33, 34, 35, 36, 37, 38
+SETUP, EXEC, DATA, KILL, PING, SNAPSHOT, ACK = 1, 2, 3, 4, 5, 6, 7
+READY, FAILED, RESULT, CHUNK, PONG, UPPER, ENDED, HELLO = 32, 33, 34, 35, 36, 37, 38, 39
 SHELL, READ, WRITE = 0, 1, 2
 MAX_BODY = 8 << 20  # bytes of one frame
 MAX_KEEP = 3 << 20  # bytes kept per output stream
@@ -21,7 +21,8 @@ _HEADER = struct.Struct("<III")  # body length, request id, type
 _RESULT = struct.Struct("<IIQQQIII")
 _OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)  # the supervisor numbers them in this order
 
-BIND, DEVICE, LINK, FILE, WORKDIR, LAYER, ENV, SHELL_PATH, CGROUP, EMPTY = range(1, 11)  # items of a SETUP body
+# items of a SETUP body
+BIND, DEVICE, LINK, FILE, WORKDIR, LAYER, ENV, SHELL_PATH, CGROUP, EMPTY, IMAGE, USER = range(1, 13)
 FLAG_NO_IDMAP, FLAG_USERNS = 1, 2
 
 
