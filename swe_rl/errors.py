@@ -2,6 +2,7 @@
 
 SweRlError
 ├── ConfigError       the user's input is wrong: exit code 2, one line naming the key and the cure
+│   └── ImageError           a container image is missing, damaged, or reaches out of itself
 ├── SandboxError      the machine's failure: retried, then the sample leaves its group; never a reward
 │   ├── SandboxLost          the sandbox ended while a request was in flight
 │   └── SandboxUnavailable   this machine cannot make one (no user namespaces, no launcher, ...)
@@ -21,12 +22,24 @@ class ConfigError(SweRlError, ValueError):
     """Bad argument, configuration or input file. The message is one line: what is wrong and the cure."""
 
 
+class ImageError(ConfigError):
+    """A container image is missing, damaged, or reaches out of itself; the message says which and what to do."""
+
+
 class SandboxError(SweRlError):
     """Infrastructure trouble around a sandbox."""
 
 
 class SandboxLost(SandboxError):
-    """The sandbox or its stream ended while a request was in flight."""
+    """The sandbox or its stream ended while a request was in flight.
+
+    `from_inside`: PID 1 was ended by something in the sandbox, as far as its owner can tell: it gave no reason, its
+    lease was not over and nobody closed it. One such loss proves nothing yet; see sandbox/replay.py.
+    """
+
+    def __init__(self, message: str = "", *, from_inside: bool = False) -> None:
+        super().__init__(message)
+        self.from_inside = from_inside
 
 
 class SandboxUnavailable(SandboxError, ConfigError):

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from swe_rl.cli import doctor_sandbox
 from swe_rl.cli.arguments import ArgumentParser
 from swe_rl.cli.doctor_checks import CHECKS, Check
 
@@ -27,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON list instead of a table")
     arguments = parser.parse_args(argv)
-    checks = [check() for check in CHECKS]
+    checks = [check() for check in (*CHECKS, *doctor_sandbox.checks())]
     if arguments.json:
         print(json.dumps([{**asdict(check), "status": check.status} for check in checks], indent=1))
     else:

@@ -1,14 +1,7 @@
-"""Where caches live: SWE_RL_CACHE, else XDG_CACHE_HOME/swe_rl, else ~/.cache/swe_rl."""
+"""Where the commands keep their caches."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+from swe_rl.sandbox.cache_dir import cache_dir
 
-
-def cache_dir() -> Path:
-    """The cache directory, made if need be. Everything in it can be deleted at any time."""
-    base = os.environ.get("SWE_RL_CACHE")
-    path = Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "swe_rl"
-    path.mkdir(parents=True, exist_ok=True)
-    return path
+__all__ = ["cache_dir"]

@@ -1,4 +1,4 @@
-"""`swe-rl sandbox`: measures, enters and cleans up sandboxes."""
+"""`swe-rl sandbox`: measures, enters and cleans up sandboxes, and keeps their images."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 
+from swe_rl.cli import sandbox_images
 from swe_rl.cli.arguments import ArgumentParser
 from swe_rl.errors import ConfigError
 from swe_rl.sandbox import open_sandbox
@@ -14,7 +15,7 @@ from swe_rl.types import Limits, SandboxSpec
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs one subcommand: bench, shell or reap."""
+    """Runs one subcommand."""
     arguments = _parser().parse_args(argv)
     command: Callable[[Namespace], int] = arguments.run
     return command(arguments)
@@ -26,7 +27,7 @@ def _parser() -> ArgumentParser:
         description="Measures, enters and cleans up sandboxes.",
         example="swe-rl sandbox shell --layer path/to/tree",
     )
-    commands = parser.add_subparsers(required=True, metavar="bench|shell|reap")
+    commands = parser.add_subparsers(required=True, metavar="bench|shell|reap|import|images|gc")
     bench = commands.add_parser("bench", help="time to start, run a command and close", example="swe-rl sandbox bench")
     bench.add_argument("--num", type=int, default=50, help="sandboxes to open (default 50)")
     bench.add_argument("--concurrency", type=int, default=16, help="at a time, in the throughput part (default 16)")
@@ -34,7 +35,12 @@ def _parser() -> ArgumentParser:
     shell = commands.add_parser(
         "shell", help="run commands from standard input, one a line", example="swe-rl sandbox shell --layer ."
     )
-    shell.add_argument("--layer", action="append", default=[], metavar="DIR", help="tree at /testbed; uppermost first")
+    shell.add_argument("--backend", choices=("local", "docker"), default="local", help="default local")
+    shell.add_argument("--image", default="", help="image to enter; empty: this machine's own programs")
+    shell.add_argument("--workdir", default="/testbed", metavar="DIR", help="where commands start (default /testbed)")
+    shell.add_argument(
+        "--layer", action="append", default=[], metavar="DIR", help="tree at the work directory; uppermost first"
+    )
     shell.add_argument(
         "--timeout", type=float, default=30.0, metavar="SECONDS", help="limit of one command (default 30)"
     )
@@ -43,6 +49,7 @@ def _parser() -> ArgumentParser:
         "reap", help="remove what sandboxes of dead processes left", example="swe-rl sandbox reap"
     )
     reap.set_defaults(run=_reap)
+    sandbox_images.add_parsers(commands.add_parser)
     return parser
 
 
@@ -58,7 +65,13 @@ def _bench(arguments: Namespace) -> int:
 
 
 def _shell(arguments: Namespace) -> int:
-    spec = SandboxSpec(layers=tuple(arguments.layer), limits=Limits(command_s=arguments.timeout))
+    spec = SandboxSpec(
+        backend=arguments.backend,
+        image=arguments.image,
+        workdir=arguments.workdir,
+        layers=tuple(arguments.layer),
+        limits=Limits(command_s=arguments.timeout),
+    )
     return asyncio.run(_read_commands(spec))
 
 
@@ -86,5 +99,8 @@ def _reap(arguments: Namespace) -> int:
     from swe_rl.sandbox.reap import reap
 
     found = reap()
-    print(f"removed {found.processes} processes, {found.cgroups} cgroups, {found.directories} directories")
+    print(
+        f"removed {found.processes} processes, {found.cgroups} cgroups, {found.directories} directories, "
+        f"{found.containers} containers"
+    )
     return 0

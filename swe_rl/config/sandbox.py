@@ -11,6 +11,7 @@ from swe_rl.config.bounds import Bounds
 class SandboxConfig:
     backend: str = "local"  # local
     isolation: str = "namespaces"  # namespaces | none (trusted code only; grading then runs unprotected)
+    image: str = ""  # of tasks that name none; empty: the programs of this machine (local), an error elsewhere
     concurrency: int = 16  # sandboxes alive at a time in this process
     command_s: float = 20.0
     memory_mib: int = 512

@@ -87,6 +87,7 @@ def sandbox_spec(task: Task, cfg: SandboxConfig, *, trees: str | Path) -> Sandbo
     )
     base = SandboxSpec(
         backend=cfg.backend,  # type: ignore[arg-type]  # validated with the configuration
+        image=cfg.image,
         limits=limits,
         isolation=cfg.isolation,  # type: ignore[arg-type]
     )

@@ -4,6 +4,10 @@ Visible, read-only: the system's programs and libraries, and the prefix of the r
 host (home directories, the checkout, /etc, /var, /run, other users) is absent, not merely unreadable. Directories of
 installed Python packages are empty inside: one of them may hold correct code of a task, or this package. A task that
 needs packages brings them as a mount.
+
+With an image none of that is there: its layers are the root, and only /dev, /proc, /etc/hosts and /etc/hostname are
+ours. Its variables count, but not for how many threads a command starts: a sandbox has a share of the machine, and
+libraries that count the machine's cores would start one for each.
 """
 
 from __future__ import annotations
@@ -14,9 +18,11 @@ import os
 import shutil
 import site
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from swe_rl.sandbox import wire
+from swe_rl.sandbox.oci import Image, ImageStore, default_store
 from swe_rl.types import SandboxSpec
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
@@ -63,16 +69,44 @@ _ENV = {
     "PYTHONDONTWRITEBYTECODE": "1",  # no __pycache__ in the patch
     "PYTHONHASHSEED": "0",
     "PYTHONNOUSERSITE": "1",
-    "PYTHON_CPU_COUNT": "1",
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
 }
+_THREADS = dict.fromkeys(
+    (
+        "PYTHON_CPU_COUNT",
+        "OMP_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "NUMEXPR_NUM_THREADS",
+        "RAYON_NUM_THREADS",
+        "GOMAXPROCS",
+        "CARGO_BUILD_JOBS",
+        "CMAKE_BUILD_PARALLEL_LEVEL",
+        "PYTEST_XDIST_AUTO_NUM_WORKERS",
+    ),
+    "1",
+)
+_IMAGE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # of an image that sets none
+_OF_BASE_ROOT = ("HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "PYTHONNOUSERSITE")  # an image has its own
 
 
 def environment(spec: SandboxSpec) -> dict[str, str]:
     """The whole environment of a command. Nothing of the owner's environment is in it."""
-    return {"PATH": _search_path(), **_ENV, **spec.env}
+    if spec.image:
+        return _image_environment(default_store().find(spec.image), spec)
+    return {"PATH": _search_path(), **_ENV, **_THREADS, **spec.env}
+
+
+def container_environment(own: Mapping[str, str], spec: SandboxSpec, *, user: str, home: str) -> dict[str, str]:
+    """The same in a container whose image sets `own`."""
+    kept = {name: value for name, value in _ENV.items() if name not in _OF_BASE_ROOT}
+    account = {"HOME": home, "USER": user, "LOGNAME": user}
+    return {"PATH": _IMAGE_PATH, **kept, **own, **account, **_THREADS, **spec.env}
+
+
+def _image_environment(image: Image, spec: SandboxSpec) -> dict[str, str]:
+    kept = {name: value for name, value in _ENV.items() if name not in _OF_BASE_ROOT}
+    own = dict(text.partition("=")[::2] for text in image.env if "=" in text)
+    return {"PATH": _IMAGE_PATH, "HOME": image.home, "SHELL": image.shell, **kept, **own, **_THREADS, **spec.env}
 
 
 @functools.cache
@@ -131,14 +165,41 @@ def _base_items() -> bytes:
     parts += [wire.item(wire.EMPTY, path) for path in package_directories()]
     parts += [wire.item(wire.BIND, path, os.path.realpath(path)) for path in _ETC_SHARED if os.path.exists(path)]
     parts += [wire.item(wire.FILE, path, content) for path, content in _ETC.items()]
-    parts += [wire.item(wire.DEVICE, f"/dev/{name}", f"/dev/{name}") for name in _DEVICES]
+    parts += _device_items()
     parts += [wire.item(wire.LINK, path, target) for path, target in _LINKS.items()]
     parts.append(wire.item(wire.SHELL_PATH, shell_path()))
     return b"".join(parts)
 
 
+def _device_items() -> list[bytes]:
+    return [wire.item(wire.DEVICE, f"/dev/{name}", f"/dev/{name}") for name in _DEVICES]
+
+
+def _image_items(store: ImageStore, image: Image) -> bytes:
+    """The root is the image; what every container gets beside it lies over that."""
+    parts = [
+        wire.item(wire.IMAGE, str(store.root / "layers"), ":".join(reversed(image.layers))),
+        wire.item(wire.USER, str(image.uid), str(image.gid)),
+        *_device_items(),
+        *(wire.item(wire.LINK, path, target) for path, target in _LINKS.items() if path.startswith("/dev/")),
+        *(wire.item(wire.BIND, f"/etc/{name}", str(store.file(name))) for name in ("hosts", "hostname")),
+        wire.item(wire.SHELL_PATH, image.shell),
+    ]
+    return b"".join(parts)
+
+
+def _root_items(spec: SandboxSpec, flags: int) -> bytes:
+    if not spec.image:
+        return _base_items()
+    store = default_store()
+    return _image_items(store, store.open(spec.image, as_root=False if flags & wire.FLAG_USERNS else None))
+
+
 def setup_body(spec: SandboxSpec, *, cgroup: tuple[str, str] | None = None, flags: int = 0) -> bytes:
-    """Body of the SETUP frame. `cgroup` is a directory to create and the name of the limit file in it."""
+    """Body of the SETUP frame. `cgroup` is a directory to create and the name of the limit file in it.
+
+    Raises ImageError when the image is not imported or of no use here.
+    """
     limits = spec.limits
     parts = [
         wire.numbers(
@@ -149,7 +210,7 @@ def setup_body(spec: SandboxSpec, *, cgroup: tuple[str, str] | None = None, flag
             owner=os.getpid(),
             flags=flags,
         ),
-        _base_items(),
+        _root_items(spec, flags),
         wire.item(wire.WORKDIR, spec.workdir),
     ]
     parts += [wire.item(wire.BIND, target, os.path.abspath(source)) for source, target in spec.readonly_mounts]

@@ -7,14 +7,17 @@ import os
 import signal
 import socket
 import struct
+from dataclasses import replace
 
 from swe_rl.errors import ConfigError, SandboxError, SandboxUnavailable
 from swe_rl.sandbox import wire
 from swe_rl.sandbox.binary import sandboxd_path
+from swe_rl.sandbox.oci import default_store
 from swe_rl.sandbox.owner import owner_label
 from swe_rl.types import SandboxSpec
 
 PROGRAM = "swe-sandboxd"
+_DEFAULT_WORKDIR = SandboxSpec().workdir
 OWNER_ARGUMENT = "owner="  # in the launcher's command line, for reap.py and for whoever looks at `ps`
 _PERMISSION_ERRNOS = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EUSERS, errno.ENOSPC, errno.EINVAL)
 _CURE = (
@@ -24,17 +27,31 @@ _CURE = (
 )
 
 
-def check_spec(spec: SandboxSpec) -> None:
-    """Raises ConfigError for a spec that no local sandbox can honour."""
+def check_spec(spec: SandboxSpec) -> SandboxSpec:
+    """The spec with the work directory that counts. Raises ConfigError for what no local sandbox can honour."""
     if spec.image:
-        raise ConfigError("sandbox.image is for container backends: leave it empty with sandbox.backend=local")
-    if not spec.workdir.startswith("/") or os.path.normpath(spec.workdir) in ("/", "/tmp", "/proc", "/dev"):
+        spec = _with_workdir_of_image(spec)
+    elif not spec.workdir.startswith("/") or os.path.normpath(spec.workdir) in ("/", "/tmp", "/proc", "/dev"):
         raise ConfigError(f"SandboxSpec.workdir={spec.workdir!r} must be an absolute directory of its own, as /testbed")
     if spec.limits.output_bytes > wire.MAX_KEEP:
         raise ConfigError(f"Limits.output_bytes={spec.limits.output_bytes} is too large: at most {wire.MAX_KEEP}")
     missing = [layer for layer in spec.layers if not os.path.isdir(layer)]
     if missing:
         raise SandboxError(f"layer {missing[0]!r} is not a directory")
+    return spec
+
+
+def _with_workdir_of_image(spec: SandboxSpec) -> SandboxSpec:
+    """With layers they are at `workdir`. Without, the image has the work directory: the one of the spec if it is not
+    just the default or the image has that (images of tasks do), else the image's own."""
+    image = default_store().find(spec.image)
+    workdir = spec.workdir
+    if not spec.layers and workdir == _DEFAULT_WORKDIR and not image.has_testbed:
+        workdir = image.workdir
+    reserved = ("/proc", "/dev") if not spec.layers else ("/", "/tmp", "/proc", "/dev")
+    if not workdir.startswith("/") or os.path.normpath(workdir) in reserved:
+        raise ConfigError(f"SandboxSpec.workdir={workdir!r} must be an absolute directory of its own, as /testbed")
+    return replace(spec, workdir=workdir)
 
 
 def spawn(theirs: socket.socket) -> int:

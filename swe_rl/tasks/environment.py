@@ -26,7 +26,7 @@ def task_spec(task: Task, base: SandboxSpec, *, tree: str | Path | None = None) 
             raise ConfigError(f"task {task.task_id} needs the directory {host}: build the task set again")
     return replace(
         base,
-        image=task.image,
+        image=task.image or base.image,
         workdir=task.workdir,
         layers=(str(tree),) if tree is not None else base.layers,
         readonly_mounts=(*base.readonly_mounts, *mounts),
