@@ -16,8 +16,8 @@
 #define TMPFS_TYPE 0x01021994
 #define CAP(number) (1u << (number))
 /* CHOWN, DAC_OVERRIDE, FOWNER: the tree is given to the command's user, and copied for a fork. KILL, SETGID, SETUID:
- * commands. SYS_RESOURCE: the score of the memory killer. */
-#define KEPT_CAPS (CAP(0) | CAP(1) | CAP(3) | CAP(5) | CAP(6) | CAP(7) | CAP(24))
+ * commands. SYS_RESOURCE (24), where the engine has it: the score of the memory killer. */
+#define KEPT_CAPS (CAP(0) | CAP(1) | CAP(3) | CAP(5) | CAP(6) | CAP(7))
 
 static const char *socket_path;
 static uint8_t greeting[NONCE_SIZE + BOOT_ID_SIZE];
@@ -43,15 +43,16 @@ int call_owner(void) {
     memcpy(address.sun_path, socket_path, strlen(socket_path));
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) return -1;
+    errno = 0;
     bool bad = connect(fd, (struct sockaddr *)&address, sizeof address) != 0;
     bad = bad || outbox_frame(&out, 0, F_HELLO, sizeof greeting) || outbox_add(&out, greeting, sizeof greeting);
     bad = bad || send(fd, out.data, out.used, MSG_NOSIGNAL) != (ssize_t)out.used;
+    bad = bad || fcntl(fd, F_SETFL, 0) || (fd != SOCKET_FD && dup3(fd, SOCKET_FD, O_CLOEXEC) < 0);
     int error = errno;
     free(out.data);
-    bad = bad || fcntl(fd, F_SETFL, 0) || dup3(fd, SOCKET_FD, O_CLOEXEC) < 0;
-    if (fd != SOCKET_FD) close(fd);
+    if (bad || fd != SOCKET_FD) close(fd);
     errno = error;
-    return bad ? -1 : SOCKET_FD;
+    return bad ? -1 : 0;
 }
 
 static void first_call(void) {
@@ -141,7 +142,7 @@ static void drop_rights(const struct sandbox *box) {
     uint32_t uid = supervisor_id(box->setup->uid), gid = supervisor_id(box->setup->gid); /* another user than commands */
     if (prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0) || setgroups(0, NULL)) fail("supervisor rights");
     if (setresgid(gid, gid, gid) || setresuid(uid, uid, uid)) fail("supervisor identity");
-    if (set_capabilities(KEPT_CAPS)) fail("capabilities: the container needs those of swe_rl/sandbox/docker");
+    if (set_capabilities(KEPT_CAPS | CAP(24)) && set_capabilities(KEPT_CAPS)) fail("capabilities: the container needs those of swe_rl/sandbox/docker");
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) fail("no_new_privs");
     if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)) fail("dumpable"); /* the nonce is in /proc/1/environ */
 }
@@ -150,6 +151,7 @@ _Noreturn void run_in_container(struct sandbox *box, struct setup *setup, const 
     umask(022);
     socket_path = path;
     box->container = true;
+    box->alive_fd = -1;
     make_greeting();
     first_call();
     read_setup(setup, &box->copy_from_fd);
