@@ -3,15 +3,16 @@
 Whose failure is it? A patch that is malformed, does not apply, breaks imports, hangs, fills memory or ends the process
 is the agent's: 0. Where the only sign is time or a missing report, a second sandbox has to agree. A sandbox that cannot
 be made, is lost or answers nonsense is the machine's: again in a fresh one, and in the end SandboxError. Never 0.
+
+What is not prevented: with test_runner="pytest" the code under test shares its interpreter with the tests, see
+swe_rl/tasks/runner. Strong mode, the canary and the signs of suspect.py catch the imitations that do not know them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import posixpath
-import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -19,9 +20,12 @@ from typing import Protocol
 from swe_rl.errors import PatchError, SandboxError, SandboxLost, SandboxUnavailable
 from swe_rl.protocols import Sandbox
 from swe_rl.rewards.cache import ResultCache, result_key
+from swe_rl.rewards.canary import Canary
 from swe_rl.rewards.patch import CLEAN_ENV
 from swe_rl.rewards.policy import FilteredPatch, filter_patch
-from swe_rl.tasks.test_runner import Verdict, run_tests
+from swe_rl.rewards.suspect import suspicious
+from swe_rl.rewards.terms import Attempt, make_reward
+from swe_rl.tasks.test_runner import run_tests
 from swe_rl.types import ExecResult, Reward, SandboxSpec, Task
 
 REPORT_BYTES = 2 << 20  # room for the report of some ten thousand tests
@@ -47,43 +51,17 @@ class Leases(Protocol):
     def lease(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Attempt:
-    """How one fresh sandbox judged the patch."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """One patch on its way through sandboxes."""
 
-    terms: Mapping[str, float]
-    report: Mapping[str, Verdict] | None = None  # by test id; None: the tests came to no end
-
-
-@dataclass(frozen=True, slots=True)
-class _Canary:
-    """A test that must fail, among the hidden ones. Pytest and the code under test share a process, so that code may
-    let tests pass that do not, by patching pytest or by imitating the recorder: then this one does not fail as it
-    should."""
-
-    path: str
-    test_id: str
-    message: str
-
-    @classmethod
-    def beside(cls, required: Sequence[str]) -> _Canary:
-        """Its file is the last one in order, so that what the other tests call has had its effect."""
-        last = max(test_id.partition("::")[0] for test_id in required)
-        file_token, name, message = (secrets.token_hex(4) for _ in range(3))
-        path = f"{posixpath.splitext(last)[0]}_{file_token}.py"
-        return cls(path, f"{path}::test_{name}", message)
-
-    @property
-    def source(self) -> bytes:
-        name = self.test_id.partition("::")[2]
-        return f"def {name}():\n    raise AssertionError({self.message!r})\n".encode()
-
-    def is_forged(self, verdicts: Mapping[str, Verdict], required: Sequence[str]) -> bool:
-        """It passed, or everything else did while it did not fail for its own reason."""
-        own = verdicts[self.test_id]
-        if own.status == "failed" and self.message in own.message:
-            return False
-        return own.status == "passed" or all(verdicts[name].status == "passed" for name in required)
+    task: Task
+    patch: bytes  # filtered
+    spec: SandboxSpec
+    limit_s: float
+    open_one: OpenSandbox
+    strong: bool
+    order_seed: int
 
 
 async def grade(
@@ -96,33 +74,45 @@ async def grade(
     pool: Leases | OpenSandbox | None = None,
     cache: ResultCache | None = None,
     trusted: bool = False,
+    strong: bool = True,
+    rerun: bool = True,
+    order_seed: int = 0,
 ) -> Reward:
     """1.0 if and only if every FAIL_TO_PASS and PASS_TO_PASS test passed, else 0.0.
 
     spec: has the task's base tree as a layer. timeout_s: of the tests, `task.timeout_s` by default. pool: a pool or a
     function that opens a sandbox; one of its own per attempt by default. trusted: the patch as it is, no policy, an
-    empty one too: for validating tasks, never for agents. `Reward.terms` says what happened: `resolved`, `f2p` and
-    `p2p` (fractions passed), `tamper`, `dropped`, `patch_bytes`, and one of `empty`, `malformed`, `apply_failed`,
-    `timeout`, `incomplete` or the sandbox's outcome. Missing, skipped and xfailed tests are not passed.
+    empty one too: for validating tasks, never for agents. strong: a process per test file, whose results must agree
+    with themselves (see swe_rl/tasks/runner); "functions" is stricter anyway. rerun: when only PASS_TO_PASS fails,
+    a second sandbox decides, and a different answer is `flaky`. order_seed: shuffles the tests, 0 keeps their order.
 
+    `Reward.terms` says what happened: see rewards/terms.py. Missing, skipped and xfailed tests are not passed.
     Raises SandboxError when no attempt out of 1 + retries came to a verdict.
     """
     try:
         filtered = _untouched(patch) if trusted else filter_patch(patch, hidden=task.hidden_files, existing=task.tree)
     except PatchError as err:
-        return _reward(task, _Attempt({err.reason: 1.0}), len(patch), None)
+        return make_reward(task, Attempt({err.reason: 1.0}), patch)
     if not filtered.patch and not trusted:
-        return _reward(task, _Attempt({"empty": 1.0}), len(patch), filtered)
+        return make_reward(task, Attempt({"empty": 1.0}), patch, filtered)
     limit_s = task.timeout_s if timeout_s is None else min(timeout_s, task.timeout_s)
-    key = result_key(task, filtered.patch, limit_s)
+    key = result_key(task, filtered.patch, limit_s=limit_s, strong=strong, order_seed=order_seed)
     attempt = cache.get(key) if cache is not None else None
     if attempt is None:
-        attempt = await _with_retries(
-            task, filtered.patch, _grading_spec(spec, limit_s), limit_s, retries, _opener(pool)
+        job = _Job(
+            task=task,
+            patch=filtered.patch,
+            spec=_grading_spec(spec, limit_s),
+            limit_s=limit_s,
+            open_one=_opener(pool),
+            strong=strong,
+            order_seed=order_seed,
         )
+        attempt = await _with_retries(job, retries, rerun=rerun)
         if cache is not None and not _may_be_the_machine(attempt):
             cache.put(key, attempt)
-    return _reward(task, attempt, len(patch), filtered)
+    signs = () if trusted else suspicious(filtered.patch, tree=task.tree)
+    return make_reward(task, attempt, patch, filtered, signs=signs)
 
 
 def _untouched(patch: bytes) -> FilteredPatch:
@@ -147,31 +137,31 @@ def _grading_spec(spec: SandboxSpec, limit_s: float) -> SandboxSpec:
     return replace(spec, limits=limits)
 
 
-async def _with_retries(
-    task: Task, patch: bytes, spec: SandboxSpec, limit_s: float, retries: int, open_one: OpenSandbox
-) -> _Attempt:
+async def _with_retries(job: _Job, retries: int, *, rerun: bool) -> Attempt:
     last: SandboxError | None = None
-    doubtful: _Attempt | None = None
+    doubtful: Attempt | None = None
     for number in range(retries + 1):
         if number:
             await asyncio.sleep(RETRY_PAUSE_S * 2 ** (number - 1))
         try:
-            async with open_one(spec) as sandbox:
-                attempt = await _attempt(task, patch, sandbox, limit_s)
+            async with job.open_one(job.spec) as sandbox:
+                attempt = await _attempt(job, sandbox)
         except SandboxUnavailable:
             raise  # no retry makes this machine able
         except SandboxError as err:
             last = err
             continue
-        if doubtful is not None or not _may_be_the_machine(attempt):
+        if doubtful is not None:
+            return attempt if attempt.agrees_with(doubtful, job.task) else attempt.with_term("flaky")
+        if not _may_be_the_machine(attempt) and not (rerun and attempt.fails_only_others(job.task)):
             return attempt
         doubtful = attempt
     if doubtful is not None and last is None:
         return doubtful
-    raise SandboxError(f"grading {task.task_id} failed {retries + 1} times, last: {last!r}") from last
+    raise SandboxError(f"grading {job.task.task_id} failed {retries + 1} times, last: {last!r}") from last
 
 
-def _may_be_the_machine(attempt: _Attempt) -> bool:
+def _may_be_the_machine(attempt: Attempt) -> bool:
     """No complete report, or a test that failed for want of time, processes or memory: the patch can do that, a
     machine at its limits too. Such a verdict counts once a second sandbox agrees."""
     messages = [verdict.message for verdict in (attempt.report or {}).values() if verdict.status != "passed"]
@@ -179,30 +169,39 @@ def _may_be_the_machine(attempt: _Attempt) -> bool:
     return unfinished or any(sign in message for message in messages for sign in _MACHINE_SIGNS)
 
 
-async def _attempt(task: Task, patch: bytes, sandbox: Sandbox, limit_s: float) -> _Attempt:
-    if patch:
-        applied = _answered(await sandbox.exec(_APPLY, timeout_s=APPLY_TIMEOUT_S, cwd=task.workdir, stdin=patch))
+async def _attempt(job: _Job, sandbox: Sandbox) -> Attempt:
+    task = job.task
+    if job.patch:
+        applied = _answered(await sandbox.exec(_APPLY, timeout_s=APPLY_TIMEOUT_S, cwd=task.workdir, stdin=job.patch))
         if applied.outcome == "timeout":
-            return _Attempt({"timeout": 1.0})
+            return Attempt({"timeout": 1.0})
         if applied.exit_code != 0:
-            return _Attempt({"apply_failed": 1.0})
+            return Attempt({"apply_failed": 1.0})
     required = [*task.fail_to_pass, *task.pass_to_pass]
-    canary = _Canary.beside(required) if task.test_runner == "pytest" and required else None
+    canary = Canary.beside(required) if task.test_runner == "pytest" and required else None
     ids = required if canary is None else [*required, canary.test_id]
     files = dict(task.hidden_files) | ({} if canary is None else {canary.path: canary.source})
     try:
         for path, data in files.items():
             await sandbox.write_file(f"{task.workdir}/{path}", data)
-        run = await run_tests(sandbox, task, ids, limit_s=limit_s, remove_tests=True)
+        run = await run_tests(
+            sandbox,
+            task,
+            ids,
+            limit_s=job.limit_s,
+            remove_tests=True,
+            per_file=job.strong,
+            order_seed=job.order_seed,
+        )
     except OSError as err:
         if err.errno in _BLOCKED_BY_PATCH:
-            return _Attempt({"tests_blocked": 1.0})
+            return Attempt({"tests_blocked": 1.0})
         raise SandboxError(f"the tests cannot be written: {err}") from err
     if _answered(run.result).outcome not in ("ok", "nonzero"):
-        return _Attempt({run.result.outcome: 1.0})
+        return Attempt({run.result.outcome: 1.0})
     if run.verdicts is None:
-        return _Attempt({"incomplete": 1.0})
-    return _Attempt({"tamper": 1.0} if canary and canary.is_forged(run.verdicts, required) else {}, run.verdicts)
+        return Attempt({"incomplete": 1.0})
+    return Attempt({"tamper": 1.0} if canary and canary.is_forged(run.verdicts, required) else {}, run.verdicts)
 
 
 def _answered(result: ExecResult) -> ExecResult:
@@ -213,24 +212,3 @@ def _answered(result: ExecResult) -> ExecResult:
             f"the grading sandbox is unusable: {result.stderr[-200:].decode('utf-8', 'replace').strip()}"
         )
     return result
-
-
-def _reward(task: Task, attempt: _Attempt, patch_bytes: int, filtered: FilteredPatch | None) -> Reward:
-    required = [*task.fail_to_pass, *task.pass_to_pass]
-    status = {name: attempt.report[name].status if attempt.report else "missing" for name in required}
-    passed = sum(state == "passed" for state in status.values())
-    resolved = bool(task.fail_to_pass) and passed == len(status) and not attempt.terms
-    terms = {
-        **attempt.terms,
-        "resolved": float(resolved),
-        "f2p": _fraction(task.fail_to_pass, status),
-        "p2p": _fraction(task.pass_to_pass, status),
-        "tamper": attempt.terms.get("tamper", 0.0) + float(filtered.tamper if filtered else 0),
-        "dropped": float(len(filtered.dropped) if filtered else 0),
-        "patch_bytes": float(patch_bytes),
-    }
-    return Reward(value=float(resolved), terms=terms, tests_passed=passed, tests_total=len(status), test_status=status)
-
-
-def _fraction(names: tuple[str, ...], status: Mapping[str, str]) -> float:
-    return sum(status[name] == "passed" for name in names) / len(names) if names else 1.0

@@ -5,12 +5,14 @@ The scripts, and what each of them protects against: swe_rl/tasks/runner.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import posixpath
 import secrets
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import TYPE_CHECKING
 
 from swe_rl.protocols import Sandbox
@@ -22,12 +24,15 @@ if TYPE_CHECKING:
 
 RUNNER_PATH, REPORT_PATH = "/tmp/.runner.py", "/tmp/.report"
 FUNCTION_S = 5.0  # of one plain test function; the script's own default
+MUST_FAIL = "!"  # before the id of a test that must fail ("pytest" only): it runs last in every process
 PYTEST_SHARE = 0.25  # of Task.timeout_s for one test of pytest: it passed much faster when the task was made
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    status: str  # passed | failed | error | missing (skipped tests too)
+    # passed | failed | error | missing (skipped tests too); with per_file also ended (the process of the tests came to
+    # no proper end) and forged (what it said contradicts itself)
+    status: str
     message: str = ""  # one short line
 
 
@@ -46,16 +51,21 @@ async def run_tests(
     *,
     limit_s: float,
     remove_tests: bool = False,
+    per_file: bool = False,
+    order_seed: int = 0,
     to_file: bool = False,
 ) -> RunnerReport:
     """Runs test ids or test files in `task.workdir`, all of them within `limit_s`.
 
-    remove_tests: see `command_line`. to_file: the report goes through a file, for more tests than the sandbox keeps of
-    an output. Raises SandboxError, and OSError when the script or the report cannot be written or read.
+    remove_tests, per_file, order_seed: see `command_line`. to_file: the report goes through a file, for more tests than
+    the sandbox keeps of an output. Raises SandboxError, and OSError when the script or the report cannot be written or
+    read.
     """
     nonce = new_nonce()
     await sandbox.write_file(RUNNER_PATH, runner_source(task.test_runner).encode())
-    command = command_line(task, remove_tests=remove_tests)
+    command = command_line(task, remove_tests=remove_tests, per_file=per_file, order_seed=order_seed)
+    if order_seed:
+        ids = Random(order_seed).sample(list(ids), len(ids))
     if to_file:
         command += " >" + shlex.quote(_from_workdir(task, REPORT_PATH))
     result = await sandbox.exec(command, cwd=task.workdir, timeout_s=limit_s, stdin=run_input(nonce, ids))
@@ -75,20 +85,35 @@ def runner_source(test_runner: str) -> str:
     return runner.bundle(test_runner)
 
 
+def runner_digest(test_runner: str) -> str:
+    """Names the version of a script: verdicts of another one may differ."""
+    return hashlib.sha256(runner_source(test_runner).encode()).hexdigest()[:16]
+
+
 def new_nonce() -> str:
     return secrets.token_hex(16)
 
 
-def command_line(task: Task, *, remove_tests: bool = False, path: str = RUNNER_PATH) -> str:
+def command_line(
+    task: Task, *, remove_tests: bool = False, per_file: bool = False, order_seed: int = 0, path: str = RUNNER_PATH
+) -> str:
     """Starts the script, which reads `run_input` from its standard input, in `task.workdir`. Paths are relative to
     it: a sandbox without isolation has its root elsewhere.
 
     remove_tests deletes the named test files once they are read, so that code under test cannot look up what is
-    expected; "functions" only, pytest reads files while it runs.
+    expected; "functions" only, pytest reads files while it runs. per_file: a process for each test file, whose exit
+    code, counts and times are compared with its verdicts; "pytest" only, "functions" has a process for each test and
+    trusts none. order_seed: shuffles the tests of a process; 0 keeps their order.
     """
-    removal = ["--remove-tests"] if remove_tests and task.test_runner == "functions" else []
-    limit = [] if seconds_per_test(task) == FUNCTION_S else ["--test-s", f"{seconds_per_test(task):g}"]
-    return shlex.join(["python3", "-I", "-S", _from_workdir(task, path), "--root", ".", *limit, *removal, "-"])
+    options = []
+    if seconds_per_test(task) != FUNCTION_S:
+        options += ["--test-s", f"{seconds_per_test(task):g}"]
+    if task.test_runner == "functions":
+        options += ["--remove-tests"] * remove_tests
+    else:
+        options += ["--per-file"] * per_file
+        options += ["--shuffle", str(order_seed)] if order_seed else []
+    return shlex.join(["python3", "-I", "-S", _from_workdir(task, path), "--root", ".", *options, "-"])
 
 
 def seconds_per_test(task: Task) -> float:

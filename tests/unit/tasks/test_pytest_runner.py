@@ -94,7 +94,7 @@ def test_status_of(results, name, status, message):
 def test_a_second_row_for_a_test_is_an_error(tmp_path):
     """Code under test that imitates the recorder on every descriptor it has."""
     forge = """import marshal, os
-row = marshal.dumps(("tests/test_it.py::test_f", "passed", ""))
+row = marshal.dumps(("tests/test_it.py::test_f", "passed", "", 0.0))
 for fd in range(3, 32):
     try:
         os.write(fd, len(row).to_bytes(4, "little") + row)
