@@ -1,0 +1,158 @@
+"""Looks for given blocks of lines, and for copies of given modules, in everything that a sandbox can read.
+
+    python3 -I -S scan.py <request >answer        both JSON
+
+request   {"blocks": [[name, [line, ...]], ...], "copies": [path below a package root, ...], "roots": [directory, ...],
+           "except": [directory, ...]}
+answer    {"hits": [[name of block, where], ...], "copies": [path, ...], "history": [text, ...],
+           "files": number read, "unread": number}
+
+Read: plain files, members of zip and tar archives (also inside the cache files of pip), and every object of every Git
+repository, reachable or not. Lines are compared without trailing blanks. A block may be cut by what is no line: only a
+file that has all its lines, one after the other, is a hit.
+"""
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+
+NOT_READ = ("/proc", "/sys", "/dev")
+MAX_BYTES = 128 << 20  # of one file or member
+MAX_DEPTH = 2  # of archives in archives
+GIT = ("git", "--no-replace-objects")
+
+
+class Scan:
+    def __init__(self, request):
+        self.blocks = [
+            (name, [line.encode("utf-8", "surrogateescape") for line in lines]) for name, lines in request["blocks"]
+        ]
+        self.keys = {}  # the longest line of a block -> blocks
+        for name, lines in self.blocks:
+            self.keys.setdefault(max(lines, key=len), []).append((name, lines))
+        self.copies_of = tuple("/" + path for path in request["copies"])
+        self.excepted = tuple(request["except"])
+        self.answer = {"hits": [], "copies": [], "history": [], "files": 0, "unread": 0}
+
+    def walk(self, root):
+        for folder, folders, files in os.walk(root):
+            inside = [name for name in folders if not self.is_excepted(os.path.join(folder, name))]
+            folders[:] = inside
+            if "objects" in folders and "refs" in folders and "HEAD" in files:
+                self.repository(folder)
+            for name in files:
+                self.file(os.path.join(folder, name))
+
+    def is_excepted(self, path):
+        return path in NOT_READ or path in self.excepted
+
+    def file(self, path):
+        self.look_at_name(path)
+        try:
+            if os.path.islink(path) or not os.path.isfile(path) or os.path.getsize(path) > MAX_BYTES:
+                return
+            with open(path, "rb") as file:
+                data = file.read()
+        except OSError:
+            self.answer["unread"] += 1
+            return
+        self.answer["files"] += 1
+        self.content(data, path, 0)
+
+    def look_at_name(self, path):
+        """A module of the same place in a package, as source or compiled."""
+        folder, name = os.path.split(path)
+        plain = path
+        if name.endswith(".pyc"):
+            above = os.path.dirname(folder) if os.path.basename(folder) == "__pycache__" else folder
+            plain = os.path.join(above, name.split(".")[0] + ".py")
+        if plain.endswith(self.copies_of or ("\0",)):
+            self.answer["copies"].append(path)
+
+    def content(self, data, where, depth):
+        if data[:4] == b"\x7fELF":
+            return
+        for member, body in members(data) if depth < MAX_DEPTH else ():
+            self.look_at_name(where + "!/" + member)
+            self.content(body, where + "!/" + member, depth + 1)
+        lines = [line.rstrip() for line in data.split(b"\n")]
+        for key in self.keys.keys() & set(lines):
+            for name, block in self.keys[key]:
+                if holds(lines, block):
+                    self.answer["hits"].append([name, where])
+
+    def repository(self, folder):
+        """All objects, and whatever else than one commit is there."""
+
+        def git(*args):
+            command = [*GIT, "--git-dir", folder, *args]
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+            return done.stdout
+
+        self.content(git("cat-file", "--batch-all-objects", "--batch"), folder + " objects", MAX_DEPTH)
+        commits = git("rev-list", "--all", "--reflog").split()
+        names = git("for-each-ref", "--format=%(refname)").decode("utf-8", "replace").split()
+        unreachable = git("fsck", "--unreachable", "--no-reflogs", "--no-progress").split(b"\n")[:-1]
+        found = [
+            (len(commits) > 1, f"{len(commits)} commits"),
+            (any(not name.startswith("refs/heads/") for name in names), "refs " + " ".join(names[:5])),
+            (len(names) > 1, f"{len(names)} branches"),
+            (bool(git("remote")), "remotes"),
+            (bool(unreachable), f"{len(unreachable)} unreachable objects"),
+            (os.path.exists(os.path.join(folder, "logs", "HEAD")), "a reflog"),
+        ]
+        self.answer["history"] += [folder + ": " + text for is_there, text in found if is_there]
+
+
+def holds(lines, block):
+    """Whether the lines of `block` stand in `lines`, one after the other."""
+    start = 0
+    while True:
+        try:
+            start = lines.index(block[0], start)
+        except ValueError:
+            return False
+        if lines[start : start + len(block)] == block:
+            return True
+        start += 1
+
+
+def members(data):
+    """(name, content) of the files in an archive; of a cache file the archive may start later."""
+    start = (
+        0 if data[:2] in (b"PK", b"\x1f\x8b", b"BZ") or data[:6] == b"\xfd7zXZ\0" else data[:4096].find(b"PK\x03\x04")
+    )
+    if start < 0 and b"\x1f\x8b\x08" in data[:4096]:
+        start = data.find(b"\x1f\x8b\x08")
+    is_tar = data[257:262] == b"ustar"
+    if start < 0 and not is_tar:
+        return []
+    body = io.BytesIO(data if is_tar else data[start:])
+    try:
+        if data[start : start + 2] == b"PK" and not is_tar:
+            with zipfile.ZipFile(body) as bundle:
+                return [(i.filename, bundle.read(i)) for i in bundle.infolist() if 0 < i.file_size <= MAX_BYTES]
+        with tarfile.open(fileobj=body) as tar:
+            found = [(i.name, tar.extractfile(i)) for i in tar if i.isreg() and i.size <= MAX_BYTES]
+            return [(name, file.read()) for name, file in found if file is not None]
+    except Exception as error:  # damaged, encrypted, or no archive after all: it is read as it is
+        return [("", str(error).encode())]
+
+
+def main():
+    request = json.load(sys.stdin)
+    scan = Scan(request)
+    for root in request["roots"]:
+        scan.walk(root)
+    json.dump(scan.answer, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
