@@ -5,12 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from swe_rl.config.bounds import Bounds
+from swe_rl.errors import ConfigError
 
 
 @dataclass(kw_only=True)
 class ModelConfig:
     name: str = "nano"  # "nano", a local Hugging Face directory, "smollm2-135m", or a hub name
     dtype: str = "float32"  # of the forward pass: float32 | bfloat16; master weights are always fp32
+    # YaRN (arXiv:2309.00071) stretches the context by this factor; 1: the rotary embedding that the model came with.
+    yarn_factor: float = 1.0
+    yarn_original_context: int = 0  # tokens that the model was pretrained for; needed with yarn_factor, never guessed
+    lora_rank: int = 0  # adapters on all linear layers are trained instead of the weights; 0: no adapters
+    lora_alpha: float = 0.0  # an adapter's product is multiplied by lora_alpha / lora_rank
     # Only for name=nano (Qwen3 architecture, built deterministically from `init_seed`):
     hidden_size: int = 192
     num_layers: int = 3
@@ -23,5 +29,26 @@ class ModelConfig:
 
 BOUNDS = Bounds(
     choices={"dtype": ("float32", "bfloat16")},
-    positive=("hidden_size", "num_layers", "num_heads", "num_kv_heads", "intermediate_size"),
+    not_negative=("yarn_original_context", "lora_rank", "lora_alpha"),
+    positive=("yarn_factor", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "intermediate_size"),
 )
+
+
+def validate_model(cfg: ModelConfig, *, max_context_tokens: int) -> None:
+    """Numbers that belong together, and a context that they allow. ConfigError names the key and the cure."""
+    if bool(cfg.lora_rank) != bool(cfg.lora_alpha):
+        raise ConfigError(
+            f"model.lora_rank={cfg.lora_rank} and model.lora_alpha={cfg.lora_alpha:g}: set both, or none of them"
+        )
+    if cfg.yarn_factor < 1:
+        raise ConfigError(f"model.yarn_factor must be 1 or more, got {cfg.yarn_factor}")
+    if (cfg.yarn_factor > 1) != bool(cfg.yarn_original_context):
+        raise ConfigError(
+            f"model.yarn_factor={cfg.yarn_factor} and model.yarn_original_context={cfg.yarn_original_context}: set "
+            "both (Qwen3 and Qwen2.5: 32768), or none of them"
+        )
+    if cfg.yarn_factor > 1 and max_context_tokens > cfg.yarn_factor * cfg.yarn_original_context:
+        raise ConfigError(
+            f"agent.max_context_tokens={max_context_tokens} is more than model.yarn_factor * "
+            f"model.yarn_original_context = {cfg.yarn_factor * cfg.yarn_original_context:g}: lower it or raise that"
+        )

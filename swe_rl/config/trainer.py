@@ -15,10 +15,12 @@ class BatchingConfig:
 
 @dataclass(kw_only=True)
 class TrainerConfig:
+    backend: str = "torch"  # torch (FSDP2) | megatron
     optimizer: str = "adamw"  # adamw | muon (matrices by Muon, the rest by AdamW)
     learning_rate: float = 1e-4
     muon_learning_rate: float = 0.02  # for matrices when optimizer=muon
     warmup_steps: int = 0
+    warmup_ratio: float = 0.0  # instead: this share of the phase's steps
     schedule: str = "constant"  # constant | cosine
     min_lr_ratio: float = 0.1  # end of the cosine
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
@@ -28,18 +30,28 @@ class TrainerConfig:
     activation_checkpointing: bool = False
     fsdp: bool = False  # shard over all torchrun ranks; without it the ranks replicate
     head_impl: str = "auto"  # of ops.linear_policy_loss: auto | reference | cpu | triton
+    # Only for backend=megatron; data parallelism is what these leave of the processes:
+    tensor_parallel: int = 1  # with sequence parallelism
+    context_parallel: int = 1
+    pipeline_parallel: int = 1
+    offload: bool = False  # optimiser state and masters in host memory
 
 
+MEGATRON_KEYS = ("tensor_parallel", "context_parallel", "pipeline_parallel", "offload")
 BATCHING_BOUNDS = Bounds(positive=("max_tokens_per_batch",))
 BOUNDS = Bounds(
     choices={
+        "backend": ("torch", "megatron"),
         "head_impl": ("auto", "reference", "cpu", "triton"),
         "optimizer": ("adamw", "muon"),
         "schedule": ("constant", "cosine"),
     },
-    positive=("learning_rate", "muon_learning_rate", "eps", "max_grad_norm"),
-    not_negative=("warmup_steps", "min_lr_ratio", "weight_decay"),
-    at_most_one=("min_lr_ratio",),
+    positive=(
+        *("learning_rate", "muon_learning_rate", "eps", "max_grad_norm"),
+        *("tensor_parallel", "context_parallel", "pipeline_parallel"),
+    ),
+    not_negative=("warmup_steps", "warmup_ratio", "min_lr_ratio", "weight_decay"),
+    at_most_one=("min_lr_ratio", "warmup_ratio"),
 )
 
 
@@ -47,6 +59,17 @@ def validate_trainer(cfg: TrainerConfig) -> None:
     """Combinations that the trainer cannot run. ConfigError names the key and the cure."""
     if len(cfg.betas) != 2 or not all(0 <= beta < 1 for beta in cfg.betas):
         raise ConfigError(f"trainer.betas={list(cfg.betas)} must be two numbers of at least 0 and below 1")
+    if cfg.warmup_steps and cfg.warmup_ratio:
+        raise ConfigError(
+            f"trainer.warmup_steps={cfg.warmup_steps} and trainer.warmup_ratio={cfg.warmup_ratio} exclude one another: "
+            "set one of them to 0"
+        )
+    keys = ("fsdp", "head_impl") if cfg.backend == "megatron" else MEGATRON_KEYS
+    for key in keys:
+        if getattr(cfg, key) != getattr(TrainerConfig, key):
+            raise ConfigError(f"trainer.{key} does nothing for trainer.backend={cfg.backend}: remove it")
+    if cfg.backend == "megatron" and cfg.optimizer != "adamw":
+        raise ConfigError(f"trainer.optimizer={cfg.optimizer} is not for trainer.backend=megatron: set it to adamw")
     if cfg.optimizer == "muon" and cfg.fsdp:
         raise ConfigError(
             "trainer.optimizer=muon needs whole matrices: set trainer.fsdp=false or trainer.optimizer=adamw"

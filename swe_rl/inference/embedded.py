@@ -22,12 +22,13 @@ import torch
 from swe_rl.errors import EngineDead, EngineError, InvariantError, SweRlError
 from swe_rl.inference.runner import SlotRunner
 from swe_rl.inference.scheduler import EngineCounters, Request, SlotScheduler
+from swe_rl.models.rope import set_rope
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from swe_rl.config import EngineConfig
+    from swe_rl.config import EngineConfig, ModelConfig
     from swe_rl.protocols import SamplingParams
     from swe_rl.types import Completion
 
@@ -115,6 +116,23 @@ class EmbeddedEngine:
                 _resolve(loop, future, None)
 
         self._post(load)
+        await future
+
+    async def set_rope(self, cfg: ModelConfig) -> None:
+        """Gives the engine's model the rotary embedding of `cfg`, while no request runs; publish weights afterwards, as
+        that forgets the keys of the old one. Raises ConfigError when the model cannot have it."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+
+        def change() -> None:
+            try:
+                set_rope(self._scheduler.runner.model, cfg)
+            except SweRlError as err:
+                _resolve(loop, future, err)
+            else:
+                _resolve(loop, future, None)
+
+        self._post(change)
         await future
 
     async def close(self) -> None:

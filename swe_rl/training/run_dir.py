@@ -36,6 +36,10 @@ class RunDir:
     def rollouts(self) -> Path:
         return self.path / "rollouts"
 
+    def rollouts_of(self, rank: int, *, world_size: int) -> Path:
+        """Where one rank keeps its rollouts."""
+        return self.rollouts if world_size == 1 else self.rollouts / f"rank{rank}"
+
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"

@@ -34,7 +34,7 @@ def learning_rate(cfg: TrainerConfig, step: int, *, total_steps: int) -> float:
     factor = learning_rate_factor(
         step,
         schedule=cfg.schedule,
-        warmup_steps=cfg.warmup_steps,
+        warmup_steps=cfg.warmup_steps or round(cfg.warmup_ratio * total_steps),
         total_steps=total_steps,
         min_lr_ratio=cfg.min_lr_ratio,
     )

@@ -1,0 +1,27 @@
+"""The keys of the group `cluster`: how many machines a recipe was made for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swe_rl.config.bounds import Bounds
+from swe_rl.errors import ConfigError
+
+
+@dataclass(kw_only=True)
+class ClusterConfig:
+    """0 takes what torchrun started; other numbers are checked against it, so that a recipe runs as it was meant."""
+
+    num_nodes: int = 0
+    gpus_per_node: int = 0  # one training process each
+
+
+BOUNDS = Bounds(not_negative=("num_nodes", "gpus_per_node"))
+
+
+def validate_cluster(cfg: ClusterConfig) -> None:
+    """Both numbers or none. ConfigError names the key and the cure."""
+    if bool(cfg.num_nodes) != bool(cfg.gpus_per_node):
+        raise ConfigError(
+            f"cluster.num_nodes={cfg.num_nodes} and cluster.gpus_per_node={cfg.gpus_per_node}: set both, or none"
+        )
