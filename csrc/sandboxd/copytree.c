@@ -11,7 +11,8 @@ struct copy {
     const char *opaque; /* marks a directory that hides the one below; the name depends on who mounted */
     bool give;    /* to `owner` */
     uid_t owner;
-    bool merge;   /* the target may hold files: ours replace them, whiteouts delete them */
+    bool merge;   /* the target may hold files: ours replace them, whiteouts delete them; mounts are left out */
+    dev_t device; /* of the source */
 };
 
 static int copy_dir(int from, int to, const struct copy *how, int depth);
@@ -63,6 +64,7 @@ static int copy_entry(int from, int to, const char *name, const struct copy *how
     struct stat info;
     char text[4096];
     if (fstatat(from, name, &info, AT_SYMLINK_NOFOLLOW)) return errno == ENOENT ? 0 : -1;
+    if (how->merge && S_ISDIR(info.st_mode) && info.st_dev != how->device) return 0;
     if (how->merge && !is_merged(from, to, name, &info, how) && remove_entry(to, name)) return -1;
     if (S_ISDIR(info.st_mode)) return copy_subdir(from, to, name, &info, how, depth);
     if (S_ISREG(info.st_mode)) return copy_file(from, to, name, &info, how);
@@ -94,13 +96,15 @@ static int copy_dir(int from, int to, const struct copy *how, int depth) {
 }
 
 int copy_tree(int from, int to, bool trusted_xattr, bool give) {
-    struct copy how = {trusted_xattr ? "trusted.overlay.opaque" : "user.overlay.opaque", give, OUTSIDE_COMMAND, false};
+    struct copy how = {trusted_xattr ? "trusted.overlay.opaque" : "user.overlay.opaque", give, OUTSIDE_COMMAND, false, 0};
     struct stat info;
     return fstat(from, &info) || copy_dir(from, to, &how, 0) || finish(to, &info, &how) ? -1 : 0;
 }
 
 int merge_tree(int from, int to, uid_t owner) {
-    struct copy how = {"user.overlay.opaque", true, owner, true};
+    struct copy how = {"user.overlay.opaque", true, owner, true, 0};
     struct stat info;
-    return fstat(from, &info) || copy_dir(from, to, &how, 0) || finish(to, &info, &how) ? -1 : 0;
+    if (fstat(from, &info)) return -1;
+    how.device = info.st_dev;
+    return copy_dir(from, to, &how, 0) || finish(to, &info, &how) ? -1 : 0;
 }

@@ -48,7 +48,8 @@ static int walk(int dir, const struct visitor *visitor, int depth) {
 
 static int remove_one(int dir, const char *name, const struct stat *info, void *state) {
     (void)state;
-    return unlinkat(dir, name, S_ISDIR(info->st_mode) ? AT_REMOVEDIR : 0);
+    if (unlinkat(dir, name, S_ISDIR(info->st_mode) ? AT_REMOVEDIR : 0) == 0) return 0;
+    return errno == EBUSY ? 0 : -1; /* something is mounted there */
 }
 
 int remove_entry(int dir, const char *name) {
@@ -56,19 +57,25 @@ int remove_entry(int dir, const char *name) {
     return visit(dir, name, &remover, 0);
 }
 
+static dev_t device_of(int dir) {
+    struct stat info;
+    return fstat(dir, &info) ? 0 : info.st_dev;
+}
+
 int empty_tree(int dir) {
-    const struct visitor remover = {remove_one, true, NULL, 0};
+    const struct visitor remover = {remove_one, true, NULL, device_of(dir)};
     return walk(dir, &remover, 0);
 }
 
 static int give_one(int dir, const char *name, const struct stat *info, void *state) {
     const uid_t *owner = state;
     if (info->st_uid == *owner && info->st_gid == *owner) return 0;
-    return fchownat(dir, name, *owner, *owner, AT_SYMLINK_NOFOLLOW);
+    if (fchownat(dir, name, *owner, *owner, AT_SYMLINK_NOFOLLOW) == 0) return 0;
+    return errno == EROFS ? 0 : -1; /* a file that is mounted there */
 }
 
 int give_tree(int dir, uid_t owner) {
-    const struct visitor giver = {give_one, false, &owner, 0};
+    const struct visitor giver = {give_one, false, &owner, device_of(dir)};
     return fchown(dir, owner, owner) || walk(dir, &giver, 0) ? -1 : 0;
 }
 
@@ -83,10 +90,7 @@ static int add_one(int dir, const char *name, const struct stat *info, void *sta
 }
 
 void measure_written(int dir, struct written *sums) {
-    struct stat info;
-    struct visitor adder = {add_one, false, sums, 0};
+    const struct visitor adder = {add_one, false, sums, device_of(dir)};
     sums->bytes = sums->files = 0;
-    if (fstat(dir, &info)) return;
-    adder.device = info.st_dev;
     (void)walk(dir, &adder, 0); /* what became unreadable meanwhile is counted the next time */
 }

@@ -1,0 +1,222 @@
+"""The few things that the Docker Engine of this machine is asked for, through its SDK; blocking, from any thread.
+
+Whatever goes wrong is typed: SandboxUnavailable for what no retry changes (no SDK, no engine, no such image),
+SandboxError for the rest. An engine that has answered before is waited for while it restarts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import os
+import random
+import stat
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from swe_rl.errors import SandboxError, SandboxUnavailable
+
+CALL_S = 60.0  # one call; a busy engine takes seconds
+RESTART_S = 40.0  # how long a restarting engine is waited for
+GONE_S = 20.0  # how long a removal may take
+_T = TypeVar("_T")
+_CURE = "start a Docker Engine (apt-get install docker.io), or use sandbox=local"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """What is known of an image before a container runs."""
+
+    id: str
+    env: Mapping[str, str]
+    passwd: bytes  # /etc/passwd, empty when it has none
+    group: bytes
+    user: str  # whom it says commands run as, "" for root
+    workdir: str  # what it says is its own, "/" by default
+    directories: frozenset[str]  # of those that may become the work directory, the ones it has
+
+
+class Engine:
+    """One client per process and address (`Engine.shared`). Thread-safe."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self._answered = False
+        self._images: dict[tuple[str, str], Image] = {}
+        self._extra: tuple[str, ...] | None = None
+        self._lock = threading.Lock()
+        if not host.startswith("unix://"):
+            raise SandboxUnavailable(
+                f"DOCKER_HOST={host} is not an engine of this machine: its containers cannot call back. {_CURE}"
+            )
+        try:
+            import docker
+        except ImportError as err:
+            raise SandboxUnavailable("sandbox.backend=docker needs the SDK: pip install 'swe-rl[docker]'") from err
+        with self._typed("be reached"):
+            self._api = docker.APIClient(base_url=host, version="auto", timeout=int(CALL_S), max_pool_size=32)
+        self._answered = True
+
+    @staticmethod
+    def shared() -> Engine:
+        """The engine that DOCKER_HOST names, the usual one without it."""
+        return _engine(os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock")
+
+    def info(self) -> dict[str, Any]:
+        """What the engine says of itself and of the kernel."""
+        return self._call("be asked", self._api.info)
+
+    def version(self) -> str:
+        return str(self._call("be asked", self._api.version)["Version"])
+
+    def image(self, name: str, *, workdir: str) -> Image:
+        """Facts of an image, asked for once. Raises SandboxUnavailable when the engine has no such image."""
+        with self._lock:
+            if (name, workdir) not in self._images:
+                self._images[name, workdir] = self._call(f"look at image {name}", lambda: self._inspect(name, workdir))
+            return self._images[name, workdir]
+
+    def _inspect(self, name: str, workdir: str) -> Image:
+        found = self._api.inspect_image(name)
+        pairs = (entry.partition("=") for entry in found["Config"].get("Env") or ())
+        probe = self._api.create_container_from_config({"Image": found["Id"], "Cmd": ["none"]})["Id"]
+        try:
+            own = os.path.normpath(found["Config"].get("WorkingDir") or "/")
+            return Image(
+                id=found["Id"],
+                env={key: value for key, _, value in pairs},
+                passwd=self._file(probe, "/etc/passwd"),
+                group=self._file(probe, "/etc/group"),
+                user=found["Config"].get("User") or "",
+                workdir=own,
+                directories=frozenset(path for path in {own, workdir} if self._is_directory(probe, path)),
+            )
+        finally:
+            self._api.remove_container(probe, v=True, force=True)
+
+    def _file(self, container: str, path: str) -> bytes:
+        from docker.errors import NotFound
+
+        try:
+            stream, _ = self._api.get_archive(container, path)
+        except NotFound:
+            return b""
+        with tarfile.open(fileobj=io.BytesIO(b"".join(stream))) as archive:
+            member = archive.extractfile(archive.getmembers()[0]) if archive.getmembers()[0].isfile() else None
+            return member.read() if member else b""
+
+    def _is_directory(self, container: str, path: str) -> bool:
+        from docker.errors import NotFound
+
+        try:
+            stream, found = self._api.get_archive(container, path)
+        except NotFound:
+            return False
+        stream.close()
+        return bool(found["mode"] & (1 << 31)) or stat.S_ISDIR(found["mode"])  # Go's bit of a directory
+
+    def extra_capabilities(self, image_id: str) -> tuple[str, ...]:
+        """SYS_RESOURCE, which keeps the memory killer from PID 1, where this engine has it to give; tried out once."""
+        with self._lock:
+            if self._extra is None:
+                self._extra = self._call("start a container", lambda: self._grantable(image_id))
+            return self._extra
+
+    def _grantable(self, image_id: str) -> tuple[str, ...]:
+        from docker.errors import APIError
+
+        wanted = ("SYS_RESOURCE",)
+        # The program does not exist: reaching that error means that the capability was granted.
+        host = {"NetworkMode": "none", "CapDrop": ["ALL"], "CapAdd": list(wanted)}
+        config = {"Image": image_id, "Entrypoint": ["/.swe-rl-none"], "HostConfig": host}
+        probe = self._api.create_container_from_config(config)["Id"]
+        try:
+            self._api.start(probe)
+        except APIError as err:
+            return () if "caps" in str(err.explanation) else wanted
+        finally:
+            self._api.remove_container(probe, v=True, force=True)
+        return wanted
+
+    def start(self, name: str, config: Mapping[str, Any]) -> None:
+        """Creates and starts a container of that name, which nobody else uses."""
+        from docker.errors import APIError
+
+        def create() -> None:
+            try:
+                self._api.create_container_from_config(config, name=name)
+            except APIError as err:
+                if err.status_code != 409:  # else an earlier try did it, whose answer was lost
+                    raise
+
+        self._call("create a container", create)
+        self._call("start a container", lambda: self._api.start(name))
+
+    def remove(self, name: str) -> None:
+        """Kills and removes a container; returns when it is gone. None of that name is well."""
+        from docker.errors import APIError, NotFound
+
+        def remove() -> None:
+            deadline = time.monotonic() + GONE_S
+            while True:
+                try:
+                    self._api.remove_container(name, v=True, force=True)
+                except NotFound:
+                    return
+                except APIError as err:
+                    if err.status_code != 409 or time.monotonic() > deadline:  # else: it removes itself just now
+                        raise
+                    time.sleep(0.02)
+
+        self._call("remove a container", remove)
+
+    def containers(self, label: str) -> list[dict[str, Any]]:
+        """All containers with that label, ended ones too: "Id", "Labels", "Created"."""
+        return self._call("list containers", lambda: self._api.containers(all=True, filters={"label": label}))
+
+    def _call(self, what: str, call: Callable[[], _T]) -> _T:
+        from requests.exceptions import ConnectionError as Unreachable
+
+        deadline = time.monotonic() + RESTART_S
+        while True:
+            try:
+                with self._typed(what):
+                    return call()
+            except SandboxError as err:
+                unreachable = isinstance(err.__cause__, Unreachable)
+                if not unreachable or not self._answered or time.monotonic() > deadline:
+                    raise
+                time.sleep(random.uniform(0.1, 0.5))
+
+    @contextlib.contextmanager
+    def _typed(self, what: str) -> Iterator[None]:
+        from docker.errors import APIError, DockerException, ImageNotFound
+        from requests.exceptions import RequestException
+
+        try:
+            yield
+        except ImageNotFound as err:
+            raise SandboxUnavailable(f"{err.explanation}: pull or build it first") from err
+        except APIError as err:
+            raise SandboxError(f"the Docker Engine could not {what}: {err.explanation or err}") from err
+        except (DockerException, RequestException, OSError, tarfile.TarError) as err:
+            if self._answered:
+                raise SandboxError(f"the Docker Engine could not {what}: {err}") from err
+            raise SandboxUnavailable(f"no Docker Engine answers at {self.host} ({_last(err)}): {_CURE}") from err
+
+
+def _last(err: BaseException) -> str:
+    """The innermost reason: the SDK wraps a refused connection in three layers of words."""
+    while err.__context__ is not None:
+        err = err.__context__
+    return str(err)
+
+
+@functools.cache
+def _engine(host: str) -> Engine:
+    return Engine(host)

@@ -1,0 +1,249 @@
+"""One sandbox in a container: made through the engine, then served by its supervisor past the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import secrets
+import select
+import time
+from typing import Self
+
+from swe_rl.errors import SandboxError, SandboxLost
+from swe_rl.sandbox import wire
+from swe_rl.sandbox.binary import sandboxd_path
+from swe_rl.sandbox.channel import Channel
+from swe_rl.sandbox.client import FILE_S, SandboxClient
+from swe_rl.sandbox.docker.container import (
+    check_docker_spec,
+    container_config,
+    setup_body,
+    with_workdir,
+    write_accounts,
+)
+from swe_rl.sandbox.docker.door import NONCE_SIZE, Door
+from swe_rl.sandbox.docker.engine import Engine, Image
+from swe_rl.sandbox.owner import owner_label
+from swe_rl.types import SandboxSpec
+
+READY_S = 60.0  # from the engine's answer until the supervisor is ready: a busy machine, a large tree
+RETURN_S = 30.0  # how long a supervisor whose process we see alive may take to open a broken stream again
+_LOOK_S = 0.02
+_numbers = itertools.count()
+
+
+class DockerSandbox(SandboxClient):
+    """Implements protocols.Sandbox. Make one with `open_sandbox` or `SandboxPool.lease`.
+
+    Commands run as uid 1000 without any capability. `workdir` is a size-capped memory file system with the layers
+    copied in, or, when the image brings that directory and there are no layers, the image's own, given to uid 1000.
+    """
+
+    def __init__(self, spec: SandboxSpec) -> None:
+        super().__init__(spec)
+        self._name = f"swe-rl-{owner_label()}-{next(_numbers)}-{secrets.token_hex(4)}"
+        self._door: Door | None = None
+        self._channel: Channel | None = None
+        self._entered: asyncio.Future[Channel] | None = None
+        self._boot_id = ""
+        self._supervisor = -1  # descriptor of its process, -1 when we cannot see it
+        self._starting: asyncio.Future[Image] | None = None  # the engine's calls, which cannot be cancelled
+        self._return: asyncio.Task[None] | None = None
+        self._received: list[int] = []  # results to acknowledge with the next request
+        self._unsent: list[bytes] = []  # while the stream is broken: what is no request
+        self.reconnects = 0
+
+    # ---- life -----------------------------------------------------------------------------------------------
+
+    async def start(self, *, copy_from: int | None = None) -> Self:
+        """Starts it and waits until it is ready. `copy_from` is a descriptor of a work directory to copy.
+
+        Raises SandboxUnavailable when there is no engine or no such image, ConfigError for a spec that cannot be
+        honoured, SandboxError for any other failure.
+        """
+        check_docker_spec(self.spec)
+        try:
+            await self._start(copy_from)
+        except TimeoutError as err:
+            await self.close()
+            raise SandboxError(f"the supervisor did not call within {READY_S:.0f} s") from err
+        except OSError as err:  # no descriptors, disk or memory left just now
+            await self.close()
+            raise SandboxError(f"the sandbox could not be started: {err}") from err
+        except BaseException:
+            await asyncio.shield(self.close())
+            raise
+        return self
+
+    async def _start(self, copy_from: int | None) -> None:
+        nonce = secrets.token_hex(NONCE_SIZE // 2)
+        self._entered = asyncio.get_running_loop().create_future()
+        self._door = Door(nonce, on_enter=self._on_enter)
+        self._starting = asyncio.ensure_future(asyncio.to_thread(self._create, nonce))
+        image = await asyncio.shield(self._starting)
+        channel = await asyncio.wait_for(self._entered, READY_S)
+        ready = self._expect(0)
+        try:
+            data = wire.frame(wire.SETUP, 0, setup_body(self.spec, image))
+            channel.send_with(data, [] if copy_from is None else [copy_from])
+            frame = await asyncio.wait_for(ready.reply, READY_S)
+        finally:
+            self._requests.pop(0, None)
+        if frame.kind == wire.FAILED:
+            raise SandboxError(f"the sandbox could not be made: {frame.body[4:].decode(errors='replace')}")
+
+    def _create(self, nonce: str) -> Image:
+        """In a thread: the engine's part."""
+        assert self._door is not None
+        engine = Engine.shared()
+        image = engine.image(self.spec.image, workdir=os.path.normpath(self.spec.workdir))
+        self.spec = with_workdir(self.spec, image)
+        write_accounts(image, self._door.directory)
+        config = container_config(
+            self.spec,
+            image,
+            nonce=nonce,
+            directory=self._door.directory,
+            shared=self._door.shared,
+            program=sandboxd_path(),
+            extra_capabilities=engine.extra_capabilities(image.id),
+        )
+        engine.start(self._name, config)
+        return image
+
+    async def close(self) -> None:
+        """Ends the sandbox and waits until its container is gone. Idempotent.
+
+        An engine that does not answer is not waited for beyond its time: the supervisor ends by itself, since nobody
+        listens for it any more, and the engine removes the container when it is back.
+        """
+        self._abandon("the sandbox is closed")
+        if self._return is not None:
+            self._return.cancel()
+        if self._door is not None:
+            self._door.close()
+        if self._supervisor >= 0:
+            os.close(self._supervisor)
+            self._supervisor = -1
+        starting, self._starting = self._starting, None
+        if starting is None:
+            return
+        await asyncio.wait([starting])
+        starting.exception()  # seen by whoever started it; perhaps there is a container all the same
+        with contextlib.suppress(SandboxError):
+            await asyncio.to_thread(lambda: Engine.shared().remove(self._name))
+
+    async def fork(self) -> DockerSandbox:
+        """A new sandbox of the same spec with a copy of the work directory, made by the new supervisor.
+
+        Processes, /tmp, /home and shared memory are not copied. The lease starts anew.
+        """
+        await self._call(wire.SNAPSHOT, b"", limit_s=FILE_S)
+        if self._channel is None or not self._channel.passed_fds:
+            raise SandboxLost(self._ended or "the stream broke during a fork")
+        workdir = self._channel.passed_fds.popleft()
+        try:
+            return await DockerSandbox(self.spec).start(copy_from=workdir)
+        finally:
+            os.close(workdir)
+
+    # ---- the stream -----------------------------------------------------------------------------------------
+
+    def _on_enter(self, channel: Channel, boot_id: str, pid: int) -> None:
+        """A supervisor has shown the nonce: for the first time, or after its stream broke."""
+        if self._ended:
+            channel.close()
+        elif not self._boot_id:
+            self._boot_id, self._supervisor = boot_id, _open_process(pid)
+            self._use(channel)
+            assert self._entered is not None
+            if not self._entered.done():
+                self._entered.set_result(channel)
+        elif boot_id != self._boot_id:
+            channel.close()
+            self._abandon("the container was started again: its files and processes are gone")
+        else:
+            self.reconnects += 1
+            self._use(channel)
+            self._send_again()
+
+    def _use(self, channel: Channel) -> None:
+        old, self._channel = self._channel, channel
+        if old is not None:
+            old.close()
+        channel.on_frame = self._on_frame
+        channel.on_end = self._on_break
+
+    def _send_again(self) -> None:
+        """All without an answer: what the supervisor has begun or done, it does not do a second time."""
+        assert self._channel is not None
+        for request in self._requests.values():
+            request.chunks.clear()
+            for piece in request.frames:
+                self._channel.send(piece)
+        for note in self._unsent:
+            self._channel.send(note)
+        self._unsent.clear()
+
+    def _send(self, data: bytes) -> None:
+        if self._ended:
+            raise SandboxLost(self._ended)
+        if self._channel is None:  # broken just now; requests are sent again by themselves
+            return
+        received, self._received = self._received, []
+        self._channel.send(b"".join([*(wire.frame(wire.ACK, number) for number in received), data]))
+
+    def _send_note(self, data: bytes) -> None:
+        if self._channel is None:
+            self._unsent.append(data)
+        else:
+            self._send(data)
+
+    def _on_frame(self, frame: wire.Frame) -> None:
+        if frame.kind == wire.RESULT:
+            self._received.append(frame.request_id)
+        super()._on_frame(frame)
+
+    def _on_break(self, reason: str) -> None:
+        self._channel = None
+        if self._ended or not self._boot_id:
+            self._abandon(reason)
+        elif self._return is None or self._return.done():
+            self._return = asyncio.ensure_future(self._await_return(reason))
+
+    async def _await_return(self, reason: str) -> None:
+        """Gives the sandbox up when its supervisor has ended, or does not open the stream again in time."""
+        deadline = time.monotonic() + RETURN_S
+        while self._channel is None and not self._ended:
+            await asyncio.sleep(_LOOK_S)
+            gone = _has_ended(self._supervisor)
+            if self._channel is None and (gone or time.monotonic() > deadline):
+                self._abandon(reason if gone else "the supervisor did not open its broken stream again")
+
+    def _abandon(self, reason: str) -> None:
+        self._ended = self._ended or reason
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
+        if self._entered is not None and not self._entered.done():
+            self._entered.set_exception(SandboxLost(self._ended))
+            self._entered.exception()  # nobody may be waiting for it
+        self._fail_requests()
+
+
+def _open_process(pid: int) -> int:
+    """-1 for a process that ended already or lives in a namespace that we do not see."""
+    try:
+        return os.pidfd_open(pid) if pid > 0 else -1
+    except OSError:
+        return -1
+
+
+def _has_ended(process: int) -> bool:
+    if process < 0:
+        return False  # nobody knows
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(0))
