@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TaskKind = Literal["bugfix", "feature", "refactor", "debug", "docs"]
+# How test results decide, see tasks/pass_rules.py
+PassRule = Literal[
+    "strict", "f2p_p2p", "f2p_p2p_fail_only", "f2p_p2p_absent_ok", "all_passed", "exact_map", "reward_file"
+]
 Outcome = Literal["ok", "nonzero", "timeout", "oom", "pids_limit", "disk_full", "output_limit", "lost"]
 
 
@@ -34,12 +38,24 @@ class Task:
     tree: Mapping[str, bytes] = field(
         default_factory=dict, repr=False
     )  # base files by POSIX path; empty if `image` has them
-    hidden_files: Mapping[str, bytes] = field(default_factory=dict, repr=False)  # written only when grading
+    hidden_files: Mapping[str, bytes] = field(
+        default_factory=dict, repr=False
+    )  # written only when grading; by path relative to `workdir`, or absolute
+    test_patch: bytes = field(default=b"", repr=False)  # the hidden tests as a diff, where they are not `hidden_files`
+    test_files: tuple[str, ...] = ()  # files of the hidden tests, relative to `workdir`
+    hidden_paths: tuple[str, ...] = ()  # tests that lie in the image: removed before the first action
     image: str = ""  # container image, empty for the local base root
     workdir: str = "/testbed"
+    setup_cmd: str = ""  # run in the image before the first action, and before grading
     kind: TaskKind = "bugfix"
-    test_runner: Literal["functions", "pytest"] = "functions"  # see tasks/test_runner.py
+    test_runner: Literal["functions", "pytest", "script"] = "functions"  # see tasks/test_runner.py
+    test_cmd: str = ""  # of "script": shell commands whose output `log_parser` reads
+    log_parser: str = ""  # see tasks/test_logs.py
+    pass_rule: PassRule = "strict"
+    expected_status: Mapping[str, str] = field(default_factory=dict, repr=False)  # of "exact_map": test -> status
     timeout_s: float = 60.0  # limit of the hidden tests
+    language: str = "python"
+    created_at: str = ""  # ISO 8601, of the issue or its fix; "" when not known
     meta: Mapping[str, Any] = field(
         default_factory=dict, repr=False
     )  # source-specific extras (operator, difficulty, ...)
@@ -193,6 +209,12 @@ class TrainSample:
     policy_version: int
     temperature: float
     token_weights: list[float] = field(default_factory=list)  # [N] filled by algorithms.token_weights
+    # Each [N], or empty where the algorithm needs none:
+    old_logprobs: list[float] = field(default_factory=list)  # by the trainer, before the first step on the batch
+    ref_logprobs: list[float] = field(default_factory=list)  # by the reference policy
+    sequence_coeff: list[float] = field(default_factory=list)  # factor of the policy term, from algorithms.sequences
+    value_targets: list[float] = field(default_factory=list)  # on the first sampled token of a turn, NaN elsewhere
+    value_weight: float = 0.0  # of each squared value error: 1 / their number over all ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,6 +236,10 @@ class PackedBatch:
     temperature: Tensor | None  # [T] f32
     policy_version: Tensor  # [T] i32
     trajectory_ids: tuple[str, ...]  # [S]
+    sequence_coeff: Tensor | None = None  # [T] f32
+    ratio_old_logprobs: Tensor | None = None  # [T] f32, in place of old_logprobs in the ratio (GSPO)
+    value_targets: Tensor | None = None  # [T] f32, NaN where no turn begins after this token
+    value_weight: Tensor | None = None  # [T] f32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,3 +257,4 @@ class StepStats:
     logprob_abs_diff: float  # mean |trainer - engine| on the trained tokens
     tokens_per_s: float
     peak_memory_bytes: int
+    details: Mapping[str, float] = field(default_factory=dict)  # further metrics by name, see metric_table.py

@@ -1,16 +1,16 @@
-"""`swe-rl tasks`: builds task sets."""
+"""`swe-rl tasks`: makes, converts, checks and describes task sets. Each subcommand is a module of its own."""
 
 from __future__ import annotations
 
-import asyncio
+import importlib
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from swe_rl.cli.arguments import ArgumentParser
-from swe_rl.cli.paths import cache_dir
 
-EXAMPLE = "swe-rl tasks build --package toolz==1.2.0 --package boltons==26.2.0 --num-tasks 40 --out tasks/pypi"
+EXAMPLE = "swe-rl tasks import --source swebench_verified --out tasks/verified"
+# Modules with add_command(commands), which sets `run` to a function Namespace -> exit code.
+SUBCOMMANDS = ("tasks_build", "tasks_import", "tasks_export", "tasks_filter", "tasks_gate", "tasks_stats")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -21,48 +21,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="swe-rl tasks", description="Builds bug-fix task sets.", example=EXAMPLE)
+    parser = ArgumentParser(
+        prog="swe-rl tasks", description="Makes, converts, checks and describes task sets.", example=EXAMPLE
+    )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    build = commands.add_parser(
-        "build",
-        help="inject bugs into real packages and keep those that tests catch",
-        description="Downloads source distributions, injects bugs, and keeps each bug that 1 to 30 tests catch and its "
-        "repair undoes. pip downloads from the configured index and runs the packages' build hooks; their tests run in "
-        "sandboxes. The same packages and seed give the same tasks.",
-        example=EXAMPLE,
-    )
-    build.add_argument("--package", action="append", required=True, metavar="NAME==VERSION", help="may be repeated")
-    build.add_argument("--num-tasks", type=int, default=40, help="over all packages, spread evenly (default 40)")
-    build.add_argument("--out", type=Path, required=True, metavar="DIR", help="written for task.source=DIR")
-    build.add_argument("--seed", type=int, default=0, help="which bugs are tried, and the wording (default 0)")
-    build.add_argument(
-        "--test-requires", action="append", default=[], metavar="REQUIREMENT", help="what tests need besides pytest"
-    )
-    build.add_argument("--concurrency", type=int, default=2, help="bugs tried together (default 2)")
-    build.set_defaults(run=_build)
+    for name in SUBCOMMANDS:
+        importlib.import_module(f"swe_rl.cli.{name}").add_command(commands)
     return parser
-
-
-def _build(arguments: Namespace) -> int:
-    from swe_rl.curation.pypi import BuildOptions, build_tasks
-
-    options = BuildOptions(
-        num_tasks=arguments.num_tasks,
-        seed=arguments.seed,
-        test_requires=tuple(arguments.test_requires),
-        concurrency=arguments.concurrency,
-    )
-    stats = asyncio.run(
-        build_tasks(arguments.package, options=options, out=arguments.out, cache_dir=cache_dir(), report=_progress)
-    )
-    rejected = ", ".join(f"{reason} {count}" for reason, count in sorted(stats.rejected.items())) or "none"
-    print(
-        f"{len(stats.tasks)} tasks from {stats.candidates} candidates in {stats.seconds:.0f} s "
-        f"({stats.seconds / max(stats.candidates, 1):.1f} s per candidate; rejected: {rejected})\n"
-        f"{arguments.out}: use it with task.source={arguments.out}"
-    )
-    return 0
-
-
-def _progress(line: str) -> None:
-    print(line, flush=True)

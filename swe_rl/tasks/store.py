@@ -1,6 +1,7 @@
 """Task sets on disk: `tasks.jsonl` with SWE-bench field names plus extras, trees and hidden tests as tar files.
 
-    DIR/tasks.jsonl             one JSON object per line; FAIL_TO_PASS and PASS_TO_PASS are JSON strings, as there
+    DIR/tasks.jsonl             one JSON object per line; FAIL_TO_PASS and PASS_TO_PASS are JSON strings, as there.
+                                test_patch shows the hidden files as a diff where a task has files and no patch
     DIR/trees/<name>.tar.gz     `tree`: base (buggy) tree with the visible tests; equal trees share one tar
                                 `hidden`: hidden test files, written only when grading
 
@@ -15,8 +16,10 @@ import hashlib
 import io
 import json
 import os
+import sys
 import tarfile
-from collections.abc import Iterable, Mapping
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,51 +29,87 @@ from swe_rl.tasks.patches import tree_diff
 from swe_rl.types import Task
 
 VERSION = "1"
+_UNKNOWN_DATE = "2000-01-01T00:00:00Z"
+_TARS_KEPT = 64  # unpacked tars held while reading: neighbours share them
+# Fields that a row has only where they differ from the default, under the same name.
+_DEFAULTS: dict[str, Any] = {
+    "test_files": (), "hidden_paths": (), "setup_cmd": "", "test_cmd": "", "log_parser": "", "pass_rule": "strict",
+    "expected_status": {}, "language": "python",
+}  # fmt: skip
+_TUPLES = ("test_files", "hidden_paths")
 
 
 def write_tasks(tasks: Iterable[Task], directory: str | Path) -> Path:
-    """Writes a task set and returns the path of its tasks.jsonl, which appears last and at once."""
+    """Writes a task set, one task at a time, and returns the path of its tasks.jsonl, which appears last and at once.
+
+    Raises ConfigError for a task with both hidden files and a test patch.
+    """
     root = Path(directory)
     (root / "trees").mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(_to_row(task, root), sort_keys=True, ensure_ascii=False) + "\n" for task in tasks]
     index = root / "tasks.jsonl"
     staging = root / ".tasks.jsonl.tmp"
-    staging.write_text("".join(lines), encoding="utf-8")
-    os.replace(staging, index)
+    try:
+        with staging.open("w", encoding="utf-8", errors="surrogatepass") as file:
+            for row in iter_rows(tasks, root):
+                file.write(json.dumps(row, sort_keys=True, ensure_ascii=False) + "\n")
+        os.replace(staging, index)
+    finally:
+        staging.unlink(missing_ok=True)
     return index
+
+
+def iter_rows(tasks: Iterable[Task], root: Path) -> Iterator[dict[str, Any]]:
+    """The row of each task; its tree and hidden files go into tars below `root`."""
+    for task in tasks:
+        yield _to_row(task, root)
 
 
 def read_tasks(directory: str | Path) -> list[Task]:
     """All tasks of a directory written by `write_tasks`. Raises ConfigError when it is not one."""
-    index = Path(directory) / "tasks.jsonl"
+    return list(_iterate(directory, tars_kept=sys.maxsize))  # they are all held anyway: equal trees once
+
+
+def iter_tasks(path: str | Path) -> Iterator[Task]:
+    """The tasks of a set, one at a time: a directory written by `write_tasks`, or a file of such rows."""
+    return _iterate(path, tars_kept=_TARS_KEPT)
+
+
+def _iterate(path: str | Path, *, tars_kept: int) -> Iterator[Task]:
+    given = Path(path)
+    index = given if given.suffix == ".jsonl" else given / "tasks.jsonl"
     if not index.is_file():
-        raise ConfigError(f"no task set: {index} is missing; build one with `swe-rl tasks build --out DIR`")
-    tars: dict[str, Mapping[str, bytes]] = {}
-    tasks = []
-    for number, line in enumerate(index.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            tasks.append(_from_row(json.loads(line), index.parent, tars))
-        except (KeyError, ValueError, TypeError, OSError, tarfile.TarError) as error:
-            raise ConfigError(f"{index} line {number} is not a task ({error!r}): build the task set again") from error
-    return tasks
+        raise ConfigError(
+            f"no task set: {index} is missing; build one with `swe-rl tasks build --out DIR`, or import one"
+        )
+    tars: OrderedDict[str, Mapping[str, bytes]] = OrderedDict()
+    with index.open(encoding="utf-8", errors="surrogatepass", newline="\n") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                task = _from_row(json.loads(line), index.parent, tars)
+            except (KeyError, ValueError, TypeError, OSError, tarfile.TarError) as error:
+                raise ConfigError(
+                    f"{index} line {number} is not a task ({error!r}): make the task set again"
+                ) from error
+            while len(tars) > tars_kept:
+                tars.popitem(last=False)
+            yield task
 
 
 def _to_row(task: Task, root: Path) -> dict[str, Any]:
-    try:
-        patch = {"patch": task.gold_patch.decode()}
-    except UnicodeDecodeError:
-        patch = {"patch": "", "patch_base64": base64.b64encode(task.gold_patch).decode()}
+    if task.hidden_files and task.test_patch:
+        raise ConfigError(f"task {task.task_id} has hidden files and a test patch: give the tests once")
+    given = {name: getattr(task, name) for name in _DEFAULTS}
     return {
         "instance_id": task.task_id,
         "repo": task.repo,
         "base_commit": task.base_commit,
-        **patch,
-        "test_patch": tree_diff({}, task.hidden_files).decode("utf-8", "replace"),
+        **_as_text("patch", task.gold_patch),
+        **_as_text("test_patch", task.test_patch or tree_diff({}, task.hidden_files), exact=not task.hidden_files),
         "problem_statement": task.problem_statement,
         "FAIL_TO_PASS": json.dumps(list(task.fail_to_pass)),
         "PASS_TO_PASS": json.dumps(list(task.pass_to_pass)),
         "version": VERSION,
-        "created_at": "2000-01-01T00:00:00Z",
+        "created_at": task.created_at or _UNKNOWN_DATE,
         "source": task.source,
         "split": task.split,
         "kind": task.kind,
@@ -78,17 +117,31 @@ def _to_row(task: Task, root: Path) -> dict[str, Any]:
         "timeout_s": task.timeout_s,
         "workdir": task.workdir,
         "image": task.image,
+        **{name: value for name, value in given.items() if value != _DEFAULTS[name]},
         "meta": dict(task.meta),
         "tree": _write_tar(task.tree, root),
         "hidden": _write_tar(task.hidden_files, root),
     }
 
 
-def _from_row(row: Mapping[str, Any], root: Path, tars: dict[str, Mapping[str, bytes]]) -> Task:
-    for name in (row["tree"], row["hidden"]):
-        if name not in tars:
-            tars[name] = _read_tar(root, name)
-    encoded = row.get("patch_base64")
+def _as_text(name: str, data: bytes, *, exact: bool = True) -> dict[str, str]:
+    """A patch as a column; bytes that are no UTF-8 go into a second one. `exact` false: the column is for readers."""
+    try:
+        return {name: data.decode()}
+    except UnicodeDecodeError:
+        if not exact:
+            return {name: data.decode("utf-8", "replace")}
+        return {name: "", f"{name}_base64": base64.b64encode(data).decode()}
+
+
+def _as_bytes(row: Mapping[str, Any], name: str) -> bytes:
+    encoded = row.get(f"{name}_base64")
+    return base64.b64decode(encoded) if encoded else row[name].encode()
+
+
+def _from_row(row: Mapping[str, Any], root: Path, tars: OrderedDict[str, Mapping[str, bytes]]) -> Task:
+    given = {name: row[name] for name in _DEFAULTS if name in row}
+    given.update({name: tuple(given[name]) for name in _TUPLES if name in given})
     return Task(
         task_id=row["instance_id"],
         source=row["source"],
@@ -98,16 +151,27 @@ def _from_row(row: Mapping[str, Any], root: Path, tars: dict[str, Mapping[str, b
         problem_statement=row["problem_statement"],
         fail_to_pass=tuple(json.loads(row["FAIL_TO_PASS"])),
         pass_to_pass=tuple(json.loads(row["PASS_TO_PASS"])),
-        gold_patch=base64.b64decode(encoded) if encoded else row["patch"].encode(),
-        tree=tars[row["tree"]],
-        hidden_files=tars[row["hidden"]],
+        gold_patch=_as_bytes(row, "patch"),
+        tree=_tar(row["tree"], root, tars),
+        hidden_files=_tar(row["hidden"], root, tars),
+        test_patch=b"" if row["hidden"] else _as_bytes(row, "test_patch"),
         image=row["image"],
         workdir=row["workdir"],
         kind=row["kind"],
         test_runner=row["test_runner"],
         timeout_s=float(row["timeout_s"]),
+        created_at="" if row["created_at"] == _UNKNOWN_DATE else row["created_at"],
         meta=resolve_mounts(row["meta"], root),
+        **given,
     )
+
+
+def _tar(name: str, root: Path, tars: OrderedDict[str, Mapping[str, bytes]]) -> Mapping[str, bytes]:
+    """The files of one tar; equal names give the same object as long as it is held."""
+    if name not in tars:
+        tars[name] = _read_tar(root, name)
+    tars.move_to_end(name)
+    return tars[name]
 
 
 def _write_tar(files: Mapping[str, bytes], root: Path) -> str:
@@ -123,6 +187,7 @@ def _write_tar(files: Mapping[str, bytes], root: Path) -> str:
     name = hashlib.sha256(buffer.getvalue()).hexdigest()[:24]
     target = root / "trees" / f"{name}.tar.gz"
     if not target.exists():
+        target.parent.mkdir(exist_ok=True)
         staging = target.with_suffix(f".{os.getpid()}.tmp")
         staging.write_bytes(gzip.compress(buffer.getvalue(), mtime=0))
         os.replace(staging, target)

@@ -1,0 +1,28 @@
+"""How a repository runs its tests where the row does not say: the few of SWE-bench 4.x that are not plain pytest.
+
+Rows of 5.x, SWE-rebench and others carry their own command; these serve SWE-bench 4.x and SWE-Gym.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+_PYTEST = "pytest -rA"
+_COMMANDS = {
+    "django/django": "./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1",
+    "sympy/sympy": "PYTHONWARNINGS='ignore::UserWarning,ignore::SyntaxWarning' bin/test -C --verbose",
+    "sphinx-doc/sphinx": "tox --current-env -epy39 -v --",
+}
+
+
+def test_command(repo: str, files: Sequence[str]) -> str:
+    """The command line that runs these test files and lists every result."""
+    command = _COMMANDS.get(repo, _PYTEST)
+    names = [_module(path) for path in files] if repo == "django/django" else list(files)
+    return " ".join([command, *map(shlex.quote, names)])
+
+
+def _module(path: str) -> str:
+    """Django's runner takes modules below tests/: tests/ordering/tests.py is ordering.tests."""
+    return path.removeprefix("tests/").removesuffix(".py").replace("/", ".")
