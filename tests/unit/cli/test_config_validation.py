@@ -48,7 +48,7 @@ def refusal(cfg: TrainConfig) -> str:
     ("key", "value", "words"),
     [
         ("model.dtype", "float16", "model.dtype='float16' is unknown"),
-        ("sandbox.backend", "docker", "sandbox.backend"),
+        ("sandbox.backend", "chroot", "sandbox.backend"),
         ("sandbox.isolation", "chroot", "sandbox.isolation"),
         ("agent.prompt", "mine", "agent.prompt"),
         ("agent.action_format", "json", "agent.action_format"),
