@@ -36,7 +36,8 @@ def free_part(store: ImageStore) -> float:
 
 def in_use(store: ImageStore) -> set[str]:
     """Ids of the images that a living process has opened. Marks of dead ones are removed."""
-    here, found = machine_label(os.getpid()), set()
+    here = machine_label(os.getpid())
+    found: set[str] = set()
     for mark in store.root.glob("use/*"):
         machine, _, label = mark.name.partition("~")
         alive = is_alive(label) if machine == here else time.time() - mark.stat().st_mtime < _FOREIGN_S

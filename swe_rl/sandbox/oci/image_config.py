@@ -63,8 +63,9 @@ class Image:
     @classmethod
     def from_json(cls, text: str) -> Image:
         """Raises ValueError, KeyError or TypeError for a record of another version."""
-        values = json.loads(text)
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+        values: dict[str, Any] = json.loads(text)
+        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        return cls(**{**values, **lists})
 
 
 def parse_config(data: bytes) -> ImageConfig:

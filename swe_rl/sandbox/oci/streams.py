@@ -84,7 +84,7 @@ def uncompressed(stored: BinaryIO) -> Iterator[BinaryIO]:
             with _unzstd(source) as plain:
                 yield plain
         else:
-            yield source  # type: ignore[misc]
+            yield source
     except (zlib.error, EOFError) as err:
         raise ImageError(f"the layer is damaged: {err}") from err
 

@@ -38,7 +38,7 @@ class _Entry(tarfile.TarInfo):
         extended = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
         if self.type in (*extended, tarfile.SOLARIS_XHDTYPE) and self.size > MAX_HEADER_BYTES:
             raise ImageError(f"a file has {self.size} bytes of names and attributes: at most {MAX_HEADER_BYTES}")
-        return super()._proc_member(tar)  # type: ignore[misc, no-any-return]
+        return super()._proc_member(tar)  # type: ignore[misc]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class _Unpacker:
                 os.symlink(member.linkname, path, dir_fd=self._root)
                 self._finish_node(path, member)
             elif member.islnk():
-                self._link(path, safe_path(member.linkname))
+                self._link(path, member)
             elif member.isfifo():
                 self._make_room(path)
                 os.mkfifo(path, 0o600, dir_fd=self._root)
@@ -218,7 +218,9 @@ class _Unpacker:
             self._finish_fd(fd, member.mode & 0o7777, _mtime_ns(member), self._xattrs(member, path))
         self.size_bytes += member.size
 
-    def _link(self, path: str, target: str) -> None:
+    def _link(self, path: str, member: tarfile.TarInfo) -> None:
+        """Mode and time of the entry count for the file, as for every engine; archivers repeat those of the file."""
+        target = safe_path(member.linkname)
         self._make_room(path)
         parent = target.rpartition("/")[0]
         if parent not in self._directories or not self._exists(target) or target in self._whiteouts:
@@ -226,6 +228,8 @@ class _Unpacker:
         if target in self._directories:
             raise ImageError(f"{_shown(path)} is a hard link to a directory")
         os.link(target, path, src_dir_fd=self._root, dst_dir_fd=self._root, follow_symlinks=False)
+        is_symlink = stat.S_ISLNK(os.lstat(path, dir_fd=self._root).st_mode)
+        self._finish_node(path, member, mode=None if is_symlink else member.mode & 0o7777)
 
     def _copy_from_below(self, path: str) -> None:
         """A hard link to a file of a lower layer: that file becomes part of this layer, as overlayfs would do it."""

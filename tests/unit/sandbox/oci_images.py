@@ -38,8 +38,8 @@ def symlink(name: str, target: str) -> tuple[tarfile.TarInfo, bytes]:
     return entry(name, mode=0o777, type=tarfile.SYMTYPE, linkname=target)
 
 
-def hardlink(name: str, target: str) -> tuple[tarfile.TarInfo, bytes]:
-    return entry(name, type=tarfile.LNKTYPE, linkname=target)
+def hardlink(name: str, target: str, *, mode: int = 0o644) -> tuple[tarfile.TarInfo, bytes]:
+    return entry(name, mode=mode, type=tarfile.LNKTYPE, linkname=target)
 
 
 def whiteout(path: str) -> tuple[tarfile.TarInfo, bytes]:
@@ -169,7 +169,7 @@ def three_layers() -> list[bytes]:
         entry("app/keep", b"keep\n"),
         entry("app/gone", b"gone\n"),
         entry("app/changed", b"before\n", mode=0o600),
-        hardlink("app/changed.link", "app/changed"),
+        hardlink("app/changed.link", "app/changed", mode=0o600),
         folder("app/dir"),
         entry("app/dir/hidden", b"hidden\n"),
         folder("app/sub"),
@@ -191,7 +191,7 @@ def three_layers() -> list[bytes]:
         opaque("app/dir"),
         entry("app/dir/new", b"new\n"),
         entry("app/changed", b"after\n", mode=0o640),
-        hardlink("app/changed.other", "app/changed"),
+        hardlink("app/changed.other", "app/changed", mode=0o640),
         whiteout("app/becomes-dir"),
         folder("app/becomes-dir"),
         entry("app/becomes-dir/y", b"y\n"),

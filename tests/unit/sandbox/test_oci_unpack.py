@@ -51,7 +51,7 @@ def test_files_get_mode_time_and_one_owner(tmp_path: Path) -> None:
         build.entry("a/set-id", b"12345", mode=0o6711, uid=7, gid=8),
         build.symlink("a/link", "/nowhere"),
         build.entry("a/fifo", mode=0o620, type=tarfile.FIFOTYPE),
-        build.hardlink("a/same", "a/set-id"),
+        build.hardlink("a/same", "a/set-id", mode=0o6711),
     )
     done = _unpack(target, data)
     info = (target / "a/set-id").stat()
@@ -130,7 +130,7 @@ def test_lookup_over_layers(two: list[Path]) -> None:
 
 def test_hard_link_to_a_lower_layer_brings_the_file_along(tmp_path: Path, two: list[Path]) -> None:
     target = tmp_path / "third"
-    _unpack(target, build.layer(build.hardlink("d/second", "d/file")), *two)
+    _unpack(target, build.layer(build.hardlink("d/second", "d/file", mode=0o640)), *two)
     assert (target / "d/second").read_text() == "data"
     assert (target / "d/second").stat().st_ino == (target / "d/file").stat().st_ino
     assert stat.S_IMODE((target / "d/file").stat().st_mode) == 0o640
