@@ -116,7 +116,10 @@ def load_task_sets(cfg: TrainConfig) -> tuple[list[Task], dict[str, list[Task]]]
 def load_policy(cfg: TrainConfig) -> tuple[Any, Any]:
     """(transformers model in fp32, tokenizer), with the weights of `init_weights` where given."""
     model, tokenizer = load_model(
-        cfg.model, cache_dir=cache_dir() / "models", texts=nano_corpus.texts(), whole_words=nano_corpus.whole_words()
+        cfg.model,
+        cache_dir=cache_dir() / "models",
+        texts=nano_corpus.texts(cfg.agent.toolset),
+        whole_words=nano_corpus.whole_words(cfg.agent.toolset),
     )
     if cfg.init_weights:
         load_into(model, checkpoint.load_weights(cfg.init_weights), source=cfg.init_weights)

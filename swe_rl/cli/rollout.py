@@ -16,7 +16,7 @@ from swe_rl.algorithms.filters import is_masked
 from swe_rl.cli.arguments import ArgumentParser
 from swe_rl.cli.paths import cache_dir
 from swe_rl.cli.rollout_view import CONTEXT, MASKED, TRAINED, Decode, to_document, view
-from swe_rl.config import AlgoConfig, ModelConfig
+from swe_rl.config import AgentConfig, AlgoConfig, ModelConfig
 from swe_rl.errors import ConfigError
 from swe_rl.rollout.journal import read_journal, read_parquet
 from swe_rl.types import Trajectory
@@ -117,12 +117,13 @@ def decoder(path: Path, config: dict[str, Any], tokenizer: str | None) -> Decode
     elif config.get("model"):
         from swe_rl.models import nano_corpus
 
+        toolset = config.get("agent", {}).get("toolset", AgentConfig().toolset)
         known = {key: value for key, value in config["model"].items() if key in ModelConfig.__dataclass_fields__}
         loaded = load_tokenizer(
             ModelConfig(**known),
             cache_dir=cache_dir() / "models",
-            texts=nano_corpus.texts(),
-            whole_words=nano_corpus.whole_words(),
+            texts=nano_corpus.texts(toolset),
+            whole_words=nano_corpus.whole_words(toolset),
         )
     else:
         raise ConfigError(f"{path} says nothing about its tokenizer: give --tokenizer DIR")

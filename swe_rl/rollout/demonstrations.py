@@ -17,7 +17,7 @@ from swe_rl.errors import InvariantError
 from swe_rl.protocols import SamplingParams
 from swe_rl.rollout.collector import Collector
 from swe_rl.rollout.journal import RolloutKey
-from swe_rl.tasks.oracle_calls import edit_call, look_call, replacement_between, run_call, submit_call
+from swe_rl.tasks.oracle_calls import RUN_TESTS, edit_call, look_call, replacement_between, run_call, submit_call
 from swe_rl.types import Completion, Task, ToolCall, Trajectory
 
 
@@ -91,7 +91,7 @@ class TranslatedDemonstrator:
             return self._edit(**call.arguments)
         if call.name == "submit":
             return submit_call(self._toolset)
-        return run_call(self._toolset, _RUN_TESTS if self._tested else call.arguments["command"])
+        return run_call(self._toolset, RUN_TESTS if self._tested else call.arguments["command"])
 
     def _edit(self, path: str, name: str, body: str) -> ToolCall:
         before = self._files[path]
@@ -100,13 +100,6 @@ class TranslatedDemonstrator:
         if edit is None:  # it edits nothing: there is no such call of these tools
             return look_call(self._toolset, path, 1, num_lines(before))
         return edit_call(self._toolset, edit)
-
-
-# The test functions of every test file, one after the other, until one fails.
-_RUN_TESTS = (
-    "for f in tests/test_*.py; do PYTHONPATH=. python3 -c 'import runpy, sys; [f() for n, f in "
-    """runpy.run_path(sys.argv[1]).items() if n.startswith("test")]' $f || exit 1; done; echo passed"""
-)
 
 
 def _after(prompt_ids: Sequence[int], last: list[int]) -> Sequence[int]:

@@ -9,6 +9,12 @@ from dataclasses import dataclass
 
 from swe_rl.types import ToolCall
 
+# The test functions of every test file, one after the other, until one fails.
+RUN_TESTS = (
+    "for f in tests/test_*.py; do PYTHONPATH=. python3 -c 'import runpy, sys; [f() for n, f in "
+    """runpy.run_path(sys.argv[1]).items() if n.startswith("test")]' $f || exit 1; done; echo passed"""
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replacement:

@@ -60,8 +60,8 @@ def episode(key: RolloutKey, *, value: float | None, stop: StopReason = StopReas
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run with a compacted step, a step under way, and an evaluation."""
-    monkeypatch.setattr(nano_corpus, "texts", lambda: iter(()))
-    monkeypatch.setattr(nano_corpus, "whole_words", list)
+    monkeypatch.setattr(nano_corpus, "texts", lambda toolset: iter(()))
+    monkeypatch.setattr(nano_corpus, "whole_words", lambda toolset: [])
     (tmp_path / "config.yaml").write_text(CONFIG)
     journal = Journal(tmp_path / "rollouts")
     for phase, step, task, value, stop in [
