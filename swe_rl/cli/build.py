@@ -14,13 +14,14 @@ import torch
 
 from swe_rl.agents.rendering import Renderer, make_renderer
 from swe_rl.cli.paths import cache_dir
-from swe_rl.cli.preflight import check_cache, check_counts
-from swe_rl.config import PhaseConfig, TrainConfig
+from swe_rl.cli.preflight import check_backends, check_cache, check_cluster, check_counts
+from swe_rl.config import PhaseConfig, TrainConfig, expand_rounds
 from swe_rl.errors import CheckpointError, ConfigError
 from swe_rl.inference import EmbeddedEngine
 from swe_rl.metrics import open_metrics
 from swe_rl.models import nano_corpus
 from swe_rl.models.loading import load_model
+from swe_rl.models.rope import set_rope
 from swe_rl.protocols import Policy, Sandbox
 from swe_rl.rollout.collector import Collector
 from swe_rl.rollout.demonstrations import (
@@ -48,11 +49,14 @@ from swe_rl.types import Reward, Task, Trajectory
 @asynccontextmanager
 async def open_run(cfg: TrainConfig, *, label: str, config_yaml: str) -> AsyncIterator[Run]:
     """The parts of a run, under torchrun those of this rank. ConfigError for bad input, before anything is written."""
+    check_backends(cfg)
+    cfg = replace(cfg, phases=expand_rounds(cfg.phases))
     if cfg.threads:
         torch.set_num_threads(cfg.threads)
     device = mesh.init_distributed()
     async with AsyncExitStack() as stack:
         stack.callback(mesh.shutdown)
+        check_cluster(cfg.cluster, world_size=mesh.world_size())
         share = Share(rank=mesh.rank(), world_size=mesh.world_size(), gather=mesh.gather_objects)
         train_tasks, eval_tasks = load_task_sets(cfg)
         check_counts(cfg, num_tasks=len(train_tasks), world_size=share.world_size)
@@ -65,7 +69,7 @@ async def open_run(cfg: TrainConfig, *, label: str, config_yaml: str) -> AsyncIt
         # After the engine: it copies the model, which a sharded one does not allow.
         backend = TorchBackend(model, cfg.trainer, algo=cfg.algo, device=device, dtype=getattr(torch, cfg.model.dtype))
         run_dir = name_run_dir(cfg, label=label, config_yaml=config_yaml)
-        journal = Journal(run_dir.rollouts if share.world_size == 1 else run_dir.rollouts / f"rank{share.rank}")
+        journal = Journal(run_dir.rollouts_of(share.rank, world_size=share.world_size))
         stack.callback(journal.close)
         metrics = stack.enter_context(open_metrics(run_dir.path, rank=share.rank))
         metrics.message(
@@ -121,6 +125,7 @@ def load_policy(cfg: TrainConfig) -> tuple[Any, Any]:
         texts=nano_corpus.texts(cfg.agent.toolset),
         whole_words=nano_corpus.whole_words(cfg.agent.toolset),
     )
+    set_rope(model, cfg.model)
     if cfg.init_weights:
         load_into(model, checkpoint.load_weights(cfg.init_weights), source=cfg.init_weights)
     return model, tokenizer

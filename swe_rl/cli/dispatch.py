@@ -29,7 +29,12 @@ class Command:
 
 COMMANDS: dict[str, Command] = {
     "train": Command(
-        "swe_rl.cli.train:main", "train a policy, phase by phase", "swe-rl train experiment=nano_minirepo seed=1"
+        "swe_rl.cli.train:main", "train a policy, phase by phase", "swe-rl train experiment=quickstart seed=1"
+    ),
+    "rft": Command(
+        "swe_rl.cli.rft:main",
+        "imitate the rollouts that pass the hidden tests",
+        "swe-rl rft init_weights=runs/RUN/phases/warm_start phases.0.num_tasks=200",
     ),
     "tasks": Command(
         "swe_rl.cli.tasks:main",

@@ -5,13 +5,46 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from swe_rl.config import TrainConfig
+from swe_rl.config import ClusterConfig, TrainConfig
 from swe_rl.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+# group -> (backends that have a schema, so that recipes are complete, but cannot run yet; what to choose instead)
+NOT_BUILT = {
+    "engine": (("vllm",), "engine=embedded"),
+    "trainer": (("megatron",), "trainer=adamw"),
+    "sandbox": (("kubernetes",), "sandbox=local"),
+}
+
+
+def check_backends(cfg: TrainConfig) -> None:
+    """Raises ConfigError for a backend that cannot run yet."""
+    for group, (missing, instead) in NOT_BUILT.items():
+        backend = getattr(cfg, group).backend
+        if backend in missing:
+            raise ConfigError(
+                f"{group}.backend={backend} cannot run yet: choose {instead} (--cfg job prints the recipe all the same)"
+            )
+    if cfg.model.lora_rank:
+        raise ConfigError(f"model.lora_rank={cfg.model.lora_rank}: adapters cannot be trained yet, set it to 0")
+    for phase in cfg.phases:
+        if phase.data == "judged_rollouts":
+            raise ConfigError(f"phases.{phase.name}.data=judged_rollouts: verifiers cannot be trained yet")
+
+
+def check_cluster(cfg: ClusterConfig, *, world_size: int) -> None:
+    """Raises ConfigError if the processes that were started are not those that the recipe was made for."""
+    wanted = cfg.num_nodes * cfg.gpus_per_node
+    if wanted and wanted != world_size:
+        raise ConfigError(
+            f"cluster.num_nodes={cfg.num_nodes} and cluster.gpus_per_node={cfg.gpus_per_node} are for {wanted} "
+            f"training processes, {world_size} were started: start as many with torchrun, or choose cluster=any"
+        )
 
 
 def check_counts(cfg: TrainConfig, *, num_tasks: int, world_size: int) -> None:

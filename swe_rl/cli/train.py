@@ -20,10 +20,13 @@ INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
 def main(argv: Sequence[str]) -> int:
     """Entry point of the command; returns the exit code."""
-    return hydra_main(argv, command="train", schema=TrainConfig, config_name="train", run=_run, validate=validate)
+    return hydra_main(
+        argv, command="train", schema=TrainConfig, config_name="train", run=run_training, validate=validate
+    )
 
 
-def _run(composed: Composed[TrainConfig]) -> int:
+def run_training(composed: Composed[TrainConfig]) -> int:
+    """Runs the phases of a checked configuration and returns the exit code."""
     # Packed rows have a new length in every step; oneDNN keeps a kernel with its scratch memory for each of the last
     # 1,024 shapes unless told otherwise: gigabytes within an hour. Read when torch first uses it.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "32")

@@ -5,8 +5,9 @@ conf/*.yaml hold differences from these defaults only. A component receives its 
 
 from swe_rl.config.agent import AgentConfig
 from swe_rl.config.algo import AlgoConfig
+from swe_rl.config.cluster import ClusterConfig
 from swe_rl.config.model import ModelConfig
-from swe_rl.config.phase import PhaseConfig
+from swe_rl.config.phase import PhaseConfig, expand_rounds
 from swe_rl.config.rollout import EngineConfig, RolloutConfig
 from swe_rl.config.run import EvalConfig, TrainConfig, phase_config, validate
 from swe_rl.config.sandbox import SandboxConfig
@@ -17,6 +18,7 @@ __all__ = [
     "AgentConfig",
     "AlgoConfig",
     "BatchingConfig",
+    "ClusterConfig",
     "EngineConfig",
     "EvalConfig",
     "ModelConfig",
@@ -27,6 +29,7 @@ __all__ = [
     "TaskConfig",
     "TrainConfig",
     "TrainerConfig",
+    "expand_rounds",
     "phase_config",
     "validate",
 ]

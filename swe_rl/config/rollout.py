@@ -10,9 +10,16 @@ from swe_rl.errors import ConfigError
 
 @dataclass(kw_only=True)
 class EngineConfig:
-    num_slots: int = 32  # episodes decoded together; the decode shape is fixed to it
-    prefill_chunk: int = 64  # tokens per prefill call; fixed shape
+    backend: str = "embedded"  # embedded (transformers in this process) | vllm
     dtype: str = "float32"
+    num_slots: int = 32  # episodes decoded together; embedded: the decode shape is fixed to it
+    prefill_chunk: int = 64  # embedded: tokens per prefill call; fixed shape
+    # Only for backend=vllm:
+    tensor_parallel: int = 1  # GPUs of one server
+    gpu_memory: float = 0.9  # share of each GPU for weights, keys and values
+    prefix_caching: bool = True
+    cuda_graphs: bool = True
+    attention: str = "auto"  # auto (vLLM's choice) | FLASH_ATTN | FLASHINFER | TRITON_ATTN
 
 
 @dataclass(kw_only=True)
@@ -25,9 +32,34 @@ class RolloutConfig:
     max_staleness: int = 0  # optimiser steps a rollout may lag behind; 0 is synchronous
 
 
-ENGINE_BOUNDS = Bounds(choices={"dtype": ("float32", "bfloat16")}, positive=("num_slots", "prefill_chunk"))
+ENGINE_BOUNDS = Bounds(
+    choices={
+        "backend": ("embedded", "vllm"),
+        "dtype": ("float32", "bfloat16"),
+        "attention": ("auto", "FLASH_ATTN", "FLASHINFER", "TRITON_ATTN"),
+    },
+    positive=("num_slots", "prefill_chunk", "tensor_parallel", "gpu_memory"),
+    at_most_one=("gpu_memory",),
+)
 ROLLOUT_BOUNDS = Bounds(positive=("group_size", "top_p"), not_negative=("temperature", "max_staleness"))
 UNCUT = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}  # the distribution that loss and evaluation assume
+
+
+ENGINE_KEYS = {  # backend -> the keys that only it reads
+    "embedded": ("prefill_chunk",),
+    "vllm": ("tensor_parallel", "gpu_memory", "prefix_caching", "cuda_graphs", "attention"),
+}
+
+
+def validate_engine(cfg: EngineConfig) -> None:
+    """No key of another backend is set. ConfigError names the key and the cure."""
+    default = EngineConfig()
+    for backend, keys in ENGINE_KEYS.items():
+        for key in keys:
+            if backend != cfg.backend and getattr(cfg, key) != getattr(default, key):
+                raise ConfigError(
+                    f"engine.{key} does nothing for engine.backend={cfg.backend}, only for {backend}: remove it"
+                )
 
 
 def validate_rollout(cfg: RolloutConfig) -> None:

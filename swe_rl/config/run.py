@@ -7,13 +7,14 @@ from dataclasses import dataclass, field, replace
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from swe_rl.config import agent, algo, model, rollout, sandbox, tasks, trainer
+from swe_rl.config import agent, algo, cluster, model, rollout, sandbox, tasks, trainer
 from swe_rl.config.agent import AgentConfig, validate_agent
 from swe_rl.config.algo import AlgoConfig, validate_rl, validate_stop_reasons
 from swe_rl.config.bounds import Bounds
-from swe_rl.config.model import ModelConfig
-from swe_rl.config.phase import PHASE_GROUPS, PhaseConfig, validate_phase
-from swe_rl.config.rollout import EngineConfig, RolloutConfig, validate_rollout
+from swe_rl.config.cluster import ClusterConfig, validate_cluster
+from swe_rl.config.model import ModelConfig, validate_model
+from swe_rl.config.phase import PHASE_GROUPS, PhaseConfig, expand_rounds, validate_phase, validate_pools
+from swe_rl.config.rollout import EngineConfig, RolloutConfig, validate_engine, validate_rollout
 from swe_rl.config.sandbox import SandboxConfig
 from swe_rl.config.tasks import RewardConfig, TaskConfig
 from swe_rl.config.trainer import BatchingConfig, TrainerConfig, validate_trainer
@@ -40,6 +41,7 @@ class TrainConfig:
     reward: RewardConfig = field(default_factory=RewardConfig)
     batching: BatchingConfig = field(default_factory=BatchingConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     phases: list[PhaseConfig] = field(default_factory=list)
     seed: int = 0
@@ -51,6 +53,7 @@ class TrainConfig:
     threads: int = 0  # torch threads; 0 leaves torch's choice
 
 
+PHASE_MODEL_KEYS = ("dtype", "yarn_factor", "yarn_original_context")  # of a model that stays the same otherwise
 BOUNDS: dict[str, Bounds] = {  # of every group; "" is the root itself
     "model": model.BOUNDS,
     "task": tasks.TASK_BOUNDS,
@@ -62,6 +65,7 @@ BOUNDS: dict[str, Bounds] = {  # of every group; "" is the root itself
     "reward": tasks.REWARD_BOUNDS,
     "batching": trainer.BATCHING_BOUNDS,
     "trainer": trainer.BOUNDS,
+    "cluster": cluster.BOUNDS,
     "eval": Bounds(positive=("samples_per_task",), not_negative=("greedy_tasks", "base_tasks")),
     "": Bounds(positive=("checkpoint_every", "keep_checkpoints"), not_negative=("threads",)),
 }
@@ -80,14 +84,15 @@ def phase_config(cfg: TrainConfig, phase: PhaseConfig) -> TrainConfig:
 def validate(cfg: TrainConfig) -> None:
     """Cross-checks of the whole tree and of every phase. ConfigError names the key and the cure."""
     if not cfg.phases:
-        raise ConfigError("phases is empty: choose an experiment, for example experiment=nano_minirepo")
-    names = [phase.name for phase in cfg.phases]
+        raise ConfigError("phases is empty: choose an experiment, for example experiment=quickstart")
+    names = [phase.name for phase in expand_rounds(cfg.phases)]
     if len(set(names)) != len(names):
         raise ConfigError(f"phases: every phase needs its own name, got {', '.join(names)}")
     _validate_groups(cfg)
     for split, count in cfg.eval.splits.items():
         if count <= 0:
             raise ConfigError(f"eval.splits.{split} must be positive, got {count}: leave the split out instead")
+    validate_pools(cfg.phases)
     for phase in cfg.phases:
         validate_phase(phase, cfg.task)
         _validate_fixed(cfg, phase)
@@ -103,8 +108,11 @@ def _validate_groups(cfg: TrainConfig) -> None:
     validate_stop_reasons(cfg.algo.stop_reasons)
     validate_agent(cfg.agent)
     _validate_limits(cfg)
+    validate_engine(cfg.engine)
     validate_rollout(cfg.rollout)
     validate_trainer(cfg.trainer)
+    validate_cluster(cfg.cluster)
+    validate_model(cfg.model, max_context_tokens=cfg.agent.max_context_tokens)
 
 
 def _validate_limits(cfg: TrainConfig) -> None:
@@ -126,17 +134,19 @@ def _validate_fixed(cfg: TrainConfig, phase: PhaseConfig) -> None:
     """Overrides may only touch what a phase reads anew."""
     changed, where = phase_config(cfg, phase), f"phases.{phase.name}.overrides"
     for group in phase.overrides:
-        same_model = group == "model" and replace(changed.model, dtype=cfg.model.dtype) == cfg.model
+        kept = {key: getattr(cfg.model, key) for key in PHASE_MODEL_KEYS}
+        same_model = group == "model" and replace(changed.model, **kept) == cfg.model
         if group not in PHASE_GROUPS and not same_model:
             raise ConfigError(
-                f"{where}.{group} cannot take effect: a phase may change "
-                f"{', '.join(PHASE_GROUPS)} and model.dtype; set {group} for the whole run"
+                f"{where}.{group} cannot take effect: a phase may change {', '.join(PHASE_GROUPS)} and "
+                f"{', '.join(f'model.{key}' for key in PHASE_MODEL_KEYS)}; set {group} for the whole run"
             )
     for key in ("thinking", "observations"):  # one renderer for the run
         if getattr(changed.agent, key) != getattr(cfg.agent, key):
             raise ConfigError(f"{where}.agent.{key} cannot take effect: set agent.{key} for the whole run")
-    if changed.trainer.fsdp != cfg.trainer.fsdp:
-        raise ConfigError(f"{where}.trainer.fsdp cannot take effect: set trainer.fsdp for the whole run")
+    for key in ("backend", "fsdp", *trainer.MEGATRON_KEYS):
+        if getattr(changed.trainer, key) != getattr(cfg.trainer, key):
+            raise ConfigError(f"{where}.trainer.{key} cannot take effect: set trainer.{key} for the whole run")
     if cfg.trainer.fsdp and changed.model.dtype != cfg.model.dtype:
         raise ConfigError(f"{where}.model.dtype cannot change with trainer.fsdp: set it for the whole run")
     if changed.agent.max_context_tokens > cfg.agent.max_context_tokens:

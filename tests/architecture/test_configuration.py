@@ -17,7 +17,7 @@ from swe_rl.cli.hydra_entry import compose_config, parse_options
 from swe_rl.config import TrainConfig, validate
 
 CONF = ROOT / "conf"
-ROOTS = {"train": "swe_rl.config:TrainConfig"}  # root file -> its schema
+ROOTS = {"train": "swe_rl.config:TrainConfig", "rft": "swe_rl.config:TrainConfig"}  # root file -> its schema
 
 
 def schema_of(root: str) -> type[Any]:
@@ -72,6 +72,13 @@ def test_every_experiment_is_valid(name: str) -> None:
     assert config.phases
 
 
+@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "eval").glob("*.yaml")))
+def test_every_evaluation_protocol_is_valid(name: str) -> None:
+    config = compose_config(TrainConfig, "train", ["experiment=dataset_rl", f"+eval={name}"])
+    validate(config)
+    assert config.eval.splits
+
+
 def readme_lines() -> list[str]:
     """Lines of the README's code blocks."""
     blocks = re.findall(r"^```\w*\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL)
@@ -88,7 +95,7 @@ def test_the_readme_has_one_command_that_trains_and_one_that_tests() -> None:
 
 
 def test_every_command_in_the_readme_exists_and_composes() -> None:
-    schemas = {"train": TrainConfig}
+    schemas = {"train": TrainConfig, "rft": TrainConfig}
     for line in readme_lines():
         for call in re.findall(r"(?:swe-rl|-m swe_rl) ([a-z]+[^&|;#\n]*)", line):
             name, *words = shlex.split(call)
