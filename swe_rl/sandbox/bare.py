@@ -64,7 +64,10 @@ class BareSandbox:
         self._groups: set[int] = set()
 
     async def start(self) -> Self:
-        """Copies the layers. Raises ConfigError for a spec with readonly_mounts, SandboxError when copying fails."""
+        """Copies the layers. Raises ConfigError for a spec with readonly_mounts or an image, SandboxError when copying
+        fails."""
+        if self.spec.image:
+            raise ConfigError(f"sandbox.isolation=none cannot enter the image {self.spec.image}: use namespaces")
         if self.spec.readonly_mounts:
             place = self.spec.readonly_mounts[0][1]
             raise ConfigError(f"sandbox.isolation=none cannot show {place}, which this task needs: use namespaces")

@@ -1,10 +1,35 @@
 """The local sandbox: namespaces and an overlay made by a static launcher, one supervisor as PID 1, one socketpair.
 
-Inside, commands run as uid 1000 with no capability, no_new_privs, a system call filter, no network but loopback, and
-see only what base_root.py lists, the overlay at `workdir`, /tmp, /home/agent and /dev/shm. What they write is held in
-one tmpfs of Limits.disk_bytes. Outside they are an unprivileged id (65521 when the owner is root, else the owner's).
-Nothing is written to the host's file system, and everything ends with the supervisor: when this object is closed, the
-owner dies (even by SIGKILL), or the lease is over.
+Inside, commands run as uid 1000, or the user of the image, with no capability, no_new_privs, a system call filter, no
+network but loopback, and see only what base_root.py lists or the image holds, the overlay at `workdir`, /tmp,
+/home/agent and /dev/shm. What they write is held in one tmpfs of Limits.disk_bytes. Outside they are an unprivileged id
+(65521 when the owner is root, else the owner's). Nothing is written to the host's file system, and everything ends with
+the supervisor: when this object is closed, the owner dies (even by SIGKILL), or the lease is over.
+
+Threat model: whoever writes the commands, or the image, wants out, wants the answers, or wants the neighbours' share.
+What stands in the way, each with the test of that name in tests/unit/sandbox/test_limits_threats.py:
+
+    reads files of the host         no path of it but base_root.py's, read-only, or none with an image  [host_files]
+    reads the owner's secrets       the environment is made from nothing                                [secrets]
+    gains rights by set-id files    nosuid, no_new_privs, an empty bounding set                         [set_id]
+    acts as root                    no capability; an unprivileged id outside, whatever it is inside    [root]
+    changes or asks the kernel      a filter of system calls, /proc/sys read-only, no /sys              [kernel]
+    nests namespaces                none may be made: user.max_user_namespaces = 0, the filter          [nesting]
+    makes or opens devices          no mknod; six harmless ones in /dev                                 [devices]
+    sends data out                  a network namespace with loopback only, abstract sockets included   [network]
+    sees or signals neighbours      PID, IPC and UTS namespaces of its own                              [neighbours]
+    ends or reads the supervisor    PID 1 takes no signal from inside and is closed to ptrace and /proc [supervisor]
+    speaks in the supervisor's name no descriptor of it is inherited                                    [descriptors]
+    hides processes from a limit    they carry a mark that they cannot change                           [hiding]
+    fills memory, disk, tables      every limit has its outcome, the next command works again           [exhaustion]
+    takes more cores than its share libraries are told of one core                                      [threads]
+    waits until it is forgotten     a lease, kept by the launcher outside as well                       [lease]
+    leaves something to the next    a sandbox is used once, its mounts end with it                      [leftovers]
+    reaches out while it is started links of an image are followed within it only                       [image_links]
+
+Not kept: a fault of the kernel that is reachable by allowed calls, side channels of caches and time, and an even share
+of the processor beyond what the scheduler gives. For those run the whole node in a virtual machine, or use containers
+with gVisor. What this machine cannot enforce exactly is named once and shown by `swe-rl doctor` (enforcement.py).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from source_tree import PACKAGE, ROOT, python_files
 
 FILE_SOFT, FILE_HARD = 300, 500
 FUNCTION_SOFT, FUNCTION_HARD = 40, 80
-CSRC_SANDBOXD_HARD = 1500
+CSRC_SANDBOXD_HARD = 2200
 # Written in two halves so that this file does not find itself.
 LEFTOVERS = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b|NotImplemented" + r"Error")
 MACHINE_PATHS = re.compile(
