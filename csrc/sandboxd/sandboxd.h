@@ -100,6 +100,7 @@ int64_t now_us(void); /* monotonic */
 int64_t now_ms(void);
 void stream_init(bool can_reopen);
 int stream_fd(void); /* -1 while it is broken */
+unsigned stream_losses(void); /* how often it broke so far */
 size_t stream_unsent(void);
 int64_t stream_retry_ms(void); /* when to try again, INT64_MAX when it is open */
 void stream_flush(void);

@@ -16,6 +16,7 @@ struct kept {
 static struct buffer inbox, outbox;
 static int fd = SOCKET_FD; /* -1 while it is broken */
 static bool reopens;
+static unsigned losses;
 static struct kept *kept;
 static int64_t refused_ms, retry_ms, delay_ms;
 
@@ -28,6 +29,7 @@ int64_t now_ms(void) { return now_us() / 1000; }
 
 void stream_init(bool can_reopen) { reopens = can_reopen; }
 int stream_fd(void) { return fd; }
+unsigned stream_losses(void) { return losses; }
 size_t stream_unsent(void) { return outbox.used - outbox.start; }
 int64_t stream_retry_ms(void) { return fd < 0 ? retry_ms : INT64_MAX; }
 
@@ -39,6 +41,7 @@ static void drop_buffer(struct buffer *b) {
 /* A local sandbox lives as long as its stream. */
 static void lose(void) {
     if (!reopens) _exit(0);
+    losses++;
     close(fd);
     fd = -1;
     drop_buffer(&inbox);

@@ -405,7 +405,7 @@ void supervise(struct sandbox *self) {
     static struct pollfd fds[3 + 2 * MAX_JOBS];
     struct signalfd_siginfo info;
     uint8_t real_root[4];
-    bool was_open = true;
+    unsigned losses = 0;
     sigset_t set;
     box = self;
     stream_init(box->container);
@@ -418,10 +418,10 @@ void supervise(struct sandbox *self) {
     put_u32(real_root, box->real_root);
     send_frame(0, F_READY, real_root, sizeof real_root);
     for (;;) {
-        stream_reopen();
         stream_flush();
-        if (was_open && stream_fd() < 0) forget_halves();
-        was_open = stream_fd() >= 0;
+        if (losses != stream_losses()) forget_halves(); /* before the owner asks again */
+        losses = stream_losses();
+        stream_reopen();
         size_t n = 3;
         fds[0] = (struct pollfd){.fd = stream_fd(), .events = stream_unsent() ? POLLIN | POLLOUT : POLLIN};
         fds[1] = (struct pollfd){.fd = deaths, .events = POLLIN};

@@ -68,3 +68,11 @@ async def running(directory: Path, *, live_restore: bool) -> AsyncIterator[Priva
         yield engine
     finally:
         await engine.stop()
+        _unmount(directory)
+
+
+def _unmount(directory: Path) -> None:
+    """dockerd binds its data root to itself, and leaves that when it keeps containers alive."""
+    mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    for place in sorted((place for place in mounts if Path(place).is_relative_to(directory)), reverse=True):
+        subprocess.run(["umount", "-l", place], check=True)

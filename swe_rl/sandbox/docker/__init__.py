@@ -18,7 +18,8 @@ trusted. Each line with the test that holds it (tests/contracts/test_docker_thre
 - It cannot outlive its command's limit: every process carries a group that it may not drop.  (whole fault table)
 - It cannot fill the machine: memory, processes, disk and output have limits.                 (whole fault table)
 - It cannot change the task's tree or its mounts on the host.          test_layers_and_mounts_are_read_only
-- It cannot outlive its owner or its lease.                            test_sigkill_of_the_owner_*, test_lease_*
+- It cannot outlive its owner or its lease: it ends by itself, and is removed by the engine or the reaper.
+                                                                       test_sigkill_of_the_owner_*, test_lease_*
 - A restarted container cannot pass for the one before: its files are gone.  test_another_boot_id_is_a_lost_sandbox
 - Trouble of the engine is SandboxError, never a result.               test_docker_engine_trouble_*
 Not covered: a bug of the kernel that is reachable without rights. Another runtime (SandboxSpec.runtime) helps there.

@@ -115,6 +115,7 @@ def container_config(
     directory: Path,
     shared: Path,
     program: str,
+    auto_remove: bool = True,
     extra_capabilities: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Body of POST /containers/create. `directory` is the sandbox's own on this machine, `shared` its socket's."""
@@ -138,7 +139,7 @@ def container_config(
         "Mounts": _mounts(spec, directory, shared, program),
         "LogConfig": {"Type": "none"},
         "RestartPolicy": {"Name": "no"},
-        "AutoRemove": True,
+        "AutoRemove": auto_remove,
         "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}, {"Name": "nofile", "Soft": 4096, "Hard": 4096}],
     }
     return {

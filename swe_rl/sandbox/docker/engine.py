@@ -60,6 +60,9 @@ class Engine:
             raise SandboxUnavailable("sandbox.backend=docker needs the SDK: pip install 'swe-rl[docker]'") from err
         with self._typed("be reached"):
             self._api = docker.APIClient(base_url=host, version="auto", timeout=int(CALL_S), max_pool_size=32)
+            # Where containers live while the engine restarts, some versions remove those at its start that remove
+            # themselves when they end: there the reaper removes what ended.
+            self.removes_ended = not self._api.info()["LiveRestoreEnabled"]
         self._answered = True
 
     @staticmethod
@@ -71,18 +74,22 @@ class Engine:
         """What the engine says of itself and of the kernel."""
         return self._call("be asked", self._api.info)
 
-    def version(self) -> str:
-        return str(self._call("be asked", self._api.version)["Version"])
+    def image_ids(self) -> list[str]:
+        """Images that the engine has."""
+        return [image["Id"] for image in self._call("list images", self._api.images)]
 
     def image(self, name: str, *, workdir: str) -> Image:
-        """Facts of an image, asked for once. Raises SandboxUnavailable when the engine has no such image."""
+        """Facts of an image; what needs a look inside is found out once. Raises SandboxUnavailable when the engine has
+        no such image."""
+        what = f"look at image {name}"
+        found = self._call(what, lambda: self._api.inspect_image(name))
+        key = (found["Id"], workdir)
         with self._lock:
-            if (name, workdir) not in self._images:
-                self._images[name, workdir] = self._call(f"look at image {name}", lambda: self._inspect(name, workdir))
-            return self._images[name, workdir]
+            if key not in self._images:
+                self._images[key] = self._call(what, lambda: self._look_inside(found, workdir))
+            return self._images[key]
 
-    def _inspect(self, name: str, workdir: str) -> Image:
-        found = self._api.inspect_image(name)
+    def _look_inside(self, found: Mapping[str, Any], workdir: str) -> Image:
         pairs = (entry.partition("=") for entry in found["Config"].get("Env") or ())
         probe = self._api.create_container_from_config({"Image": found["Id"], "Cmd": ["none"]})["Id"]
         try:

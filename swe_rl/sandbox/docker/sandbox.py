@@ -108,6 +108,7 @@ class DockerSandbox(SandboxClient):
             directory=self._door.directory,
             shared=self._door.shared,
             program=sandboxd_path(),
+            auto_remove=engine.removes_ended,
             extra_capabilities=engine.extra_capabilities(image.id),
         )
         engine.start(self._name, config)
