@@ -145,11 +145,34 @@ def package(module: str, *, distribution: str = "", cure: str, required: bool = 
 
 
 def docker_engine() -> Check:
-    """The socket of a Docker Engine on this machine."""
-    socket = os.environ.get("DOCKER_HOST") or "/var/run/docker.sock"
-    present = "://" in socket or Path(socket).is_socket()
-    cure = "start a Docker Engine, for container images as sandboxes"
-    return Check(name="Docker Engine", ok=present, found=socket if present else "no socket", cure=cure, required=False)
+    """A Docker Engine that answers, with an image of the default configuration, and what it cannot keep exactly."""
+    cure = "start a Docker Engine, for container images as sandboxes (.ci/docker-engine start makes one for tests)"
+    if importlib.util.find_spec("docker") is None:
+        return Check(name="Docker Engine", ok=False, found="not asked: no SDK", cure=cure, required=False)
+    from swe_rl.sandbox.docker import Engine
+
+    try:
+        engine = Engine.shared()
+        info = engine.info()
+    except Exception as err:  # whatever it is, the reader needs the cure beside it
+        return Check(name="Docker Engine", ok=False, found=_one_line(err), cure=cure, required=False)
+    found = f"{info['ServerVersion']} at {engine.host}, {info['Driver']}, cgroup version {info['CgroupVersion']}"
+    return Check(name="Docker Engine", ok=True, found=found, cure=cure, required=False)
+
+
+def docker_limits() -> Check:
+    """Which limits of containers are not kept exactly here."""
+    name = "Docker limits"
+    if not docker_engine().ok:
+        return Check(name=name, ok=False, found="no Docker Engine", cure="see Docker Engine", required=False)
+    from swe_rl.sandbox.docker.enforcement import engine_gaps
+
+    try:
+        gaps = engine_gaps()
+    except Exception as err:  # the same
+        return Check(name=name, ok=False, found=_one_line(err), cure="see Docker Engine", required=False)
+    found = "; ".join(gap for gap, _ in gaps) or "all kept"
+    return Check(name=name, ok=not gaps, found=found, cure="; ".join(cure for _, cure in gaps), required=False)
 
 
 def _one_line(err: BaseException) -> str:
@@ -179,6 +202,7 @@ CHECKS: list[Callable[[], Check]] = [
     _extra("ray", "ray", purpose="sandboxes and rollouts on many nodes"),
     _extra("docker", "docker", purpose="Docker sandboxes"),
     docker_engine,
+    docker_limits,
     _extra("kubernetes", "k8s", purpose="sandboxes as pods"),
     _extra("swebench", "swebench", purpose="grading as SWE-bench does"),
     partial(

@@ -7,9 +7,8 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 
-from swe_rl.cli import sandbox_images
+from swe_rl.cli import sandbox_bench, sandbox_images
 from swe_rl.cli.arguments import ArgumentParser
-from swe_rl.errors import ConfigError
 from swe_rl.sandbox import open_sandbox
 from swe_rl.types import Limits, SandboxSpec
 
@@ -28,10 +27,7 @@ def _parser() -> ArgumentParser:
         example="swe-rl sandbox shell --layer path/to/tree",
     )
     commands = parser.add_subparsers(required=True, metavar="bench|shell|reap|import|images|gc")
-    bench = commands.add_parser("bench", help="time to start, run a command and close", example="swe-rl sandbox bench")
-    bench.add_argument("--num", type=int, default=50, help="sandboxes to open (default 50)")
-    bench.add_argument("--concurrency", type=int, default=16, help="at a time, in the throughput part (default 16)")
-    bench.set_defaults(run=_bench)
+    sandbox_bench.add_parser(commands.add_parser)
     shell = commands.add_parser(
         "shell", help="run commands from standard input, one a line", example="swe-rl sandbox shell --layer ."
     )
@@ -51,17 +47,6 @@ def _parser() -> ArgumentParser:
     reap.set_defaults(run=_reap)
     sandbox_images.add_parsers(commands.add_parser)
     return parser
-
-
-def _bench(arguments: Namespace) -> int:
-    from swe_rl.sandbox.bench import measure
-
-    if arguments.num < 1 or arguments.concurrency < 1:
-        raise ConfigError("--num and --concurrency must be at least 1")
-    result = asyncio.run(measure(num=arguments.num, concurrency=arguments.concurrency))
-    for name, value, unit in result.rows():
-        print(f"{name:<18} {value:8.2f} {unit}")
-    return 0
 
 
 def _shell(arguments: Namespace) -> int:

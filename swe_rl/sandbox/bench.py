@@ -6,10 +6,10 @@ import asyncio
 import statistics
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from swe_rl.sandbox.pool import SandboxPool, open_sandbox
+from swe_rl.sandbox import SandboxPool, open_sandbox
 from swe_rl.types import SandboxSpec
 
 _COMMANDS = 20  # per sandbox
@@ -32,12 +32,13 @@ class SandboxBench:
         return [(name, getattr(self, name), "1/s" if name == "per_second" else "ms") for name in self.__slots__]
 
 
-async def measure(*, num: int = 50, concurrency: int = 16) -> SandboxBench:
-    """Opens `num` sandboxes one after another over a layer of 60 files, then `num` at `concurrency`."""
+async def measure(spec: SandboxSpec | None = None, *, num: int = 50, concurrency: int = 16) -> SandboxBench:
+    """Opens `num` sandboxes one after another over a layer of 60 files, then `num` at `concurrency`. `spec` says of
+    which kind, local ones by default."""
     with tempfile.TemporaryDirectory() as layer:
         for i in range(60):
             Path(layer, f"module_{i}.py").write_text(f"VALUE = {i}\n" * 20)
-        spec = SandboxSpec(layers=(layer,))
+        spec = replace(spec or SandboxSpec(), layers=(layer,))
         await _one(spec)  # the binary, the page cache
         samples = [await _one(spec) for _ in range(num)]
         per_second = await _throughput(spec, num, concurrency)
