@@ -11,6 +11,7 @@ import errno
 import itertools
 import os
 import struct
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -43,7 +44,7 @@ class Request:
     chunks: list[bytes] = field(default_factory=list)  # pieces of a file that is being read
 
 
-class SandboxClient:
+class SandboxClient(ABC):
     """The requests of protocols.Sandbox, once there is a stream."""
 
     def __init__(self, spec: SandboxSpec) -> None:
@@ -52,21 +53,21 @@ class SandboxClient:
         self._requests: dict[int, Request] = {}
         self._ended = ""  # why, once it has
 
+    @abstractmethod
     def _send(self, data: bytes) -> None:
         """Queues bytes for the supervisor. Raises SandboxLost when there is none any more."""
-        raise NotImplementedError
 
     def _send_note(self, data: bytes) -> None:
         """Sends what has no answer."""
         self._send(data)
 
+    @abstractmethod
     def _abandon(self, reason: str) -> None:
         """The supervisor is gone or of no use: gives up the stream and fails what waits for an answer."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def close(self) -> None:
         """Ends the sandbox and waits until its processes and mounts are gone. Idempotent."""
-        raise NotImplementedError
 
     async def __aenter__(self) -> Self:
         return self

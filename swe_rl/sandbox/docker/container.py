@@ -119,29 +119,10 @@ def container_config(
     extra_capabilities: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Body of POST /containers/create. `directory` is the sandbox's own on this machine, `shared` its socket's."""
-    limits = spec.limits
-    tree_bytes, tree_entries = tree_size(spec.layers)
-    # What lies in memory file systems counts as memory of the container and has its own limit.
-    memory = limits.memory_bytes + limits.disk_bytes + tree_bytes + _SUPERVISOR_BYTES
-    capped = is_capped(spec, image)
-    host: dict[str, Any] = {
-        "NetworkMode": "none",
-        "CapDrop": ["ALL"],
-        "CapAdd": [*CAPABILITIES, *extra_capabilities],
-        "SecurityOpt": ["no-new-privileges"],
-        "PidsLimit": limits.pids * 2 + 8,  # twice the watched limit: where forks fail first, the cause stays unnamed
-        "Memory": memory,
-        "MemorySwap": memory,
-        "ShmSize": limits.disk_bytes,
-        "IpcMode": "private",
-        "Tmpfs": _tmpfs(spec, tree_bytes, tree_entries, with_workdir=capped),
-        "ReadonlyRootfs": capped,  # else the supervisor measures what is written
-        "Mounts": _mounts(spec, directory, shared, program),
-        "LogConfig": {"Type": "none"},
-        "RestartPolicy": {"Name": "no"},
-        "AutoRemove": auto_remove,
-        "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}, {"Name": "nofile", "Soft": 4096, "Hard": 4096}],
-    }
+    host = _limits(spec, image)
+    host["CapAdd"] = [*CAPABILITIES, *extra_capabilities]
+    host["Mounts"] = _mounts(spec, directory, shared, program)
+    host["AutoRemove"] = auto_remove
     return {
         "Image": image.id,
         "Hostname": "sandbox",
@@ -154,6 +135,30 @@ def container_config(
         "NetworkDisabled": True,
         "Healthcheck": {"Test": ["NONE"]},
         "HostConfig": host,
+    }
+
+
+def _limits(spec: SandboxSpec, image: Image) -> dict[str, Any]:
+    """The part of HostConfig that bounds what commands can do and use."""
+    limits = spec.limits
+    tree_bytes, tree_entries = tree_size(spec.layers)
+    # What lies in memory file systems counts as memory of the container and has its own limit.
+    memory = limits.memory_bytes + limits.disk_bytes + tree_bytes + _SUPERVISOR_BYTES
+    capped = is_capped(spec, image)
+    return {
+        "NetworkMode": "none",
+        "CapDrop": ["ALL"],
+        "SecurityOpt": ["no-new-privileges"],
+        "PidsLimit": limits.pids * 2 + 8,  # twice the watched limit: where forks fail first, the cause stays unnamed
+        "Memory": memory,
+        "MemorySwap": memory,
+        "ShmSize": limits.disk_bytes,
+        "IpcMode": "private",
+        "Tmpfs": _tmpfs(spec, tree_bytes, tree_entries, with_workdir=capped),
+        "ReadonlyRootfs": capped,  # else the supervisor measures what is written
+        "LogConfig": {"Type": "none"},
+        "RestartPolicy": {"Name": "no"},
+        "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}, {"Name": "nofile", "Soft": 4096, "Hard": 4096}],
     }
 
 

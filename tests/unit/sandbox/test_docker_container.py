@@ -117,7 +117,7 @@ def test_accounts_gain_the_agent_and_keep_the_rest(tmp_path: Path) -> None:
     container.write_accounts(IMAGE, tmp_path)
     assert (tmp_path / "passwd").read_bytes() == IMAGE.passwd + b"\nagent:x:1000:1000:agent:/home/agent:/bin/sh\n"
     assert (tmp_path / "group").read_bytes() == b"agent:x:1000:\n"
-    taken = replace(IMAGE, passwd=b"somebody:x:1000:1000::/home/somebody:/bin/sh\n")
+    taken = replace(IMAGE, passwd=b"somebody:x:1000:1000::/srv/somebody:/bin/sh\n")
     container.write_accounts(taken, tmp_path)
     assert (tmp_path / "passwd").read_bytes() == taken.passwd
 
