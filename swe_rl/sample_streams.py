@@ -12,18 +12,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from swe_rl.algorithms.advantages import compute_advantages
-from swe_rl.algorithms.filters import filter_group, is_masked
+from swe_rl.algorithms.credit import Credit, Scores, assign_credit, informative
 from swe_rl.batching.samples import to_samples
 from swe_rl.batching.supervised import num_supervised_steps, supervised_batch
 from swe_rl.config import AlgoConfig, PhaseConfig, TrainConfig
 from swe_rl.errors import ConfigError, SandboxError
+from swe_rl.rewards import turn_rewards
 from swe_rl.rollout.buffer import RolloutBuffer
 from swe_rl.rollout.collector import Collector
 from swe_rl.rollout.seeds import stable_seed
@@ -31,6 +30,8 @@ from swe_rl.rollout.statistics import Losses, rollout_metrics, rollout_sums, tot
 from swe_rl.types import Task, TrainSample, Trajectory, TrajectoryGroup
 
 log = logging.getLogger(__name__)
+
+ScoreRollouts = Callable[[Sequence[Trajectory]], Mapping[str, Scores]]  # by the trainer, by trajectory id; collective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +132,7 @@ async def rollout_stream(
     *,
     first_step: int,
     share: Share,
+    score: ScoreRollouts | None = None,
 ) -> AsyncGenerator[StepSamples]:
     """On-policy groups with advantages, step by step, at most `rollout.max_staleness` steps ahead of the trainer."""
     per_step = {
@@ -141,15 +143,7 @@ async def rollout_stream(
     async def produce(buffer: RolloutBuffer) -> None:
         for step, chosen in per_step.items():
             await buffer.admit(step)
-            groups = collector.groups(
-                chosen,
-                group_size=cfg.rollout.group_size,
-                phase=phase.name,
-                step=step,
-                temperature=cfg.rollout.temperature,
-                ordered=True,  # the order of sums in the gradient then does not depend on timing
-            )
-            async with aclosing(groups):
+            async with aclosing(_sampled(collector, chosen, phase, cfg, step=step)) as groups:
                 async for group in groups:
                     await buffer.put(group)
 
@@ -162,9 +156,20 @@ async def rollout_stream(
             whole = await asyncio.to_thread(share.gather, [len(groups) == len(chosen)])
             if not all(whole):
                 return  # drained, here or on another rank: what is finished is in the journal
-            lost = losses.since_last()
+            count = phase.tasks_per_step
+            more = await refill(collector, groups, tasks, phase, cfg, step=step, count=count, share=share)
+            if more is None:
+                return
+            lost = {**losses.since_last(), **more.counts}
             yield await asyncio.to_thread(
-                with_credit, groups, cfg.algo, step=step, seed=cfg.seed, share=share, lost=lost
+                with_credit,
+                more.groups,
+                cfg.algo,
+                step=step,
+                seed=cfg.seed,
+                share=share,
+                lost=lost,
+                score=with_potential(score, cfg),
             )
             await buffer.advance(step + 1)
 
@@ -183,6 +188,80 @@ def step_tasks(tasks: Sequence[Task], *, step: int, count: int, seed: int, phase
     return order[place * count : (place + 1) * count]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refilled:
+    groups: list[TrajectoryGroup]  # of this rank: those there were, then those sampled in place of uniform ones
+    counts: dict[str, int] = field(default_factory=dict)  # of this rank
+
+
+async def refill(
+    collector: Collector,
+    groups: Sequence[TrajectoryGroup],
+    tasks: Sequence[Task],
+    phase: PhaseConfig,
+    cfg: TrainConfig,
+    *,
+    step: int,
+    count: int,
+    share: Share,
+) -> Refilled | None:
+    """Dynamic sampling: rounds of further tasks until `count` groups over all ranks carry a signal, at most
+    algo.refill_rounds. Groups without a signal stay for the statistics; credit drops them. None when drained.
+
+    The tasks of a round follow from the arguments and from what was sampled: a resumed run takes the same. Collective.
+    """
+    found, rounds = list(groups), 0
+    taken = {task.task_id for task in step_tasks(tasks, step=step, count=count, seed=cfg.seed, phase=phase.name)}
+    unused = [task for task in tasks if task.task_id not in taken]
+    random.Random(stable_seed("refill", cfg.seed, phase.name, step)).shuffle(unused)
+    while rounds < cfg.algo.refill_rounds and unused:
+        good = await asyncio.to_thread(share.gather, [sum(informative(group, cfg.algo) for group in found)])
+        missing = count - sum(good)
+        if missing <= 0:
+            break
+        chosen, unused, rounds = share.of(unused[:missing]), unused[missing:], rounds + 1
+        sampled = [group async for group in _sampled(collector, chosen, phase, cfg, step=step)]
+        found += sampled
+        if not all(await asyncio.to_thread(share.gather, [len(sampled) == len(chosen)])):
+            return None
+    refilled = len(found) - len(groups)
+    return Refilled(groups=found, counts={"refilled": refilled, "refill_rounds": rounds if share.rank == 0 else 0})
+
+
+async def _sampled(
+    collector: Collector, tasks: Sequence[Task], phase: PhaseConfig, cfg: TrainConfig, *, step: int
+) -> AsyncGenerator[TrajectoryGroup]:
+    """Groups of `tasks` in their order: the order of sums in the gradient then does not depend on timing."""
+    groups = collector.groups(
+        tasks,
+        group_size=cfg.rollout.group_size,
+        phase=phase.name,
+        step=step,
+        temperature=cfg.rollout.temperature,
+        ordered=True,
+        spare=cfg.rollout.spare_rollouts,
+    )
+    async with aclosing(groups):
+        async for group in groups:
+            yield group
+
+
+def with_potential(score: ScoreRollouts | None, cfg: TrainConfig) -> ScoreRollouts | None:
+    """`score` with the shaping of reward.potential_weight among what it says; itself when there is none."""
+    if score is None or not cfg.reward.potential_weight:
+        return score
+
+    def scored(trajectories: Sequence[Trajectory]) -> Mapping[str, Scores]:
+        found = dict(score(trajectories))
+        for trajectory in trajectories:
+            added = turn_rewards(trajectory, 0.0, weight=cfg.reward.potential_weight, gamma=cfg.algo.gamma)
+            name = trajectory.trajectory_id
+            found[name] = replace(found[name], turn_rewards=added)
+        return found
+
+    return scored
+
+
 def with_credit(
     groups: Sequence[TrajectoryGroup],
     algo: AlgoConfig,
@@ -190,38 +269,43 @@ def with_credit(
     step: int,
     seed: int,
     share: Share | None = None,
-    lost: dict[str, int] | None = None,
+    lost: Mapping[str, float] | None = None,
+    score: ScoreRollouts | None = None,
 ) -> StepSamples:
     """Filters groups, assigns advantages, turns trajectories into samples. Collective: metrics are over all ranks.
 
-    `lost` counts rollouts lost and attempts retried. Raises SandboxError if no rank has a rollout.
+    `lost` counts rollouts lost, attempts retried and the like; `score` is asked where the algorithm needs the trainer
+    before it can give credit. Raises SandboxError if no rank has a rollout.
     """
     share = share or Share()
-    counts: Counter[str] = Counter(lost or {})
-    rows: list[tuple[Trajectory, float]] = []
-    for group in groups:
-        kept, found = filter_group(group, stop_reasons=algo.stop_reasons, drop_uniform=algo.drop_uniform_groups)
-        counts.update(found)
-        if kept.dropped is None:
-            rows += zip(kept.trajectories, compute_advantages(kept, algo.advantage), strict=True)
-    sums = total(share.gather([rollout_sums(groups, counts)]))
+    scores = {} if score is None else score([t for group in groups for t in group.trajectories])
+    credits, seen = assign_credit(groups, algo, scores=scores, gather=share.gather)
+    sums = total(share.gather([rollout_sums(groups, total([lost or {}, seen]))]))
     if not sums["trajectories"]:
         raise SandboxError("every rollout of this step was lost to infrastructure trouble")
     if algo.permute_advantages:
-        rows = _permuted(rows, seed=stable_seed("permute", seed, step), share=share)
+        credits = _permuted(credits, seed=stable_seed("permute", seed, step), share=share)
     samples = [
         sample
-        for trajectory, advantage in rows
-        for sample in to_samples(trajectory, advantage, trained=not is_masked(trajectory, algo.stop_reasons))
+        for credit in credits
+        for sample in to_samples(
+            credit.trajectory,
+            credit.advantages,
+            trained=credit.trained,
+            value_targets=credit.value_targets if credit.trained else (),
+        )
     ]
     return StepSamples(step=step, samples=samples, metrics=rollout_metrics(sums))
 
 
-def _permuted(rows: Sequence[tuple[Trajectory, float]], *, seed: int, share: Share) -> list[tuple[Trajectory, float]]:
-    """The rows of this rank with advantages shuffled over the whole batch, all ranks together."""
-    parts = share.gather([[advantage for _, advantage in rows]])
+def _permuted(credits: Sequence[Credit], *, seed: int, share: Share) -> list[Credit]:
+    """The rows of this rank with advantages shuffled over the whole batch, all ranks together. Of algorithms that give
+    all turns of a rollout the same advantage."""
+    parts = share.gather([[credit.advantages[0] if credit.advantages else 0.0 for credit in credits]])
     shuffled = [advantage for part in parts for advantage in part]
     random.Random(seed).shuffle(shuffled)
     start = sum(len(part) for part in parts[: share.rank])
-    own = shuffled[start : start + len(rows)]
-    return [(trajectory, value) for (trajectory, _), value in zip(rows, own, strict=True)]
+    own = shuffled[start : start + len(credits)]
+    return [
+        replace(credit, advantages=[value] * len(credit.advantages)) for credit, value in zip(credits, own, strict=True)
+    ]

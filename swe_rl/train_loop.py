@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,9 +18,11 @@ from typing import Any
 import torch
 
 from swe_rl.config import PhaseConfig, TrainConfig, phase_config
+from swe_rl.config.stop_presets import untested_reasons
 from swe_rl.errors import InvariantError
 from swe_rl.evaluation.heldout import evaluate_splits
 from swe_rl.inference import EmbeddedEngine
+from swe_rl.metric_table import combine_steps
 from swe_rl.metrics import MetricsLogger, Progress
 from swe_rl.rollout.collector import Collector
 from swe_rl.rollout.journal import Journal
@@ -28,13 +30,14 @@ from swe_rl.rollout.progress import RolloutProgress
 from swe_rl.sample_streams import Share, StepSamples, collect_passed, rollout_stream, supervised_stream
 from swe_rl.training import checkpoint, mesh
 from swe_rl.training.phase_cache import cached_weights
+from swe_rl.training.rollout_scores import needs_scores, rollout_scores
 from swe_rl.training.run_dir import RunDir
 from swe_rl.training.schedule import learning_rate
 from swe_rl.training.stats import step_metrics
-from swe_rl.training.step_batches import micro_batches
+from swe_rl.training.step_batches import optimizer_steps, packed_step
 from swe_rl.training.torch_backend import TorchBackend
 from swe_rl.training.weight_sync import publish
-from swe_rl.types import StepStats, Task, Trajectory
+from swe_rl.types import StepStats, Task, TrainSample, Trajectory
 
 MAX_DIFF_EXACT = 1e-4  # nats: mean |trainer - engine| logprob on the policy's own tokens, both in fp32
 MAX_DIFF_ROUNDED = 0.1  # where one of them computes in bf16
@@ -62,7 +65,7 @@ class Run:
     journal: Journal
     train_tasks: list[Task]
     eval_tasks: dict[str, list[Task]]  # split -> tasks
-    make_collector: Callable[[TrainConfig], Collector]
+    make_collector: Callable[..., Collector]  # of a TrainConfig; keywords replace parts of the rollouts
     demonstrate: Callable[[Run, PhaseConfig, TrainConfig], Awaitable[list[Trajectory]]]  # of all ranks
     metrics: MetricsLogger
     progress: RolloutProgress
@@ -143,6 +146,9 @@ async def interrupted(run: Run) -> bool:
 def begin_phase(run: Run, phase: PhaseConfig, cfg: TrainConfig) -> None:
     """A fresh optimiser; in the first phase of a resumed run, the state of the checkpoint."""
     dtype = getattr(torch, cfg.model.dtype)
+    if run.pending_state is not None and run.position.phase and cfg.algo.kl_coeff:  # the reference of a resumed phase
+        before = run.dir.phase_weights(run.cfg.phases[run.position.phase - 1].name)
+        run.backend.load_weights(checkpoint.load_weights(before))
     run.backend.new_phase(cfg.trainer, algo=cfg.algo, objective=objective(phase), dtype=dtype)
     if run.pending_state is not None:
         if run.position.step:
@@ -157,18 +163,18 @@ def begin_phase(run: Run, phase: PhaseConfig, cfg: TrainConfig) -> None:
 async def run_steps(run: Run, phase: PhaseConfig, cfg: TrainConfig) -> bool:
     """The optimiser steps that are left of a phase. False when it was interrupted before the last one."""
     await publish(run.backend, run.engine)
-    run.use(run.make_collector(cfg))
+    untested = untested_reasons(cfg.algo) if phase.data == "rollouts" else frozenset()
+    run.use(run.make_collector(cfg, untested=untested) if untested else run.make_collector(cfg))
     num_steps, stream = await open_stream(run, phase, cfg)
     if await interrupted(run):
         return False  # what was collected may be a part
     first = run.position.step
     async with aclosing(stream) as steps:
         while (batch := await next_step(run, phase, steps)) is not None:
-            packed = await mesh.in_thread(micro_batches, batch.samples, phase, cfg)
             rate = learning_rate(cfg.trainer, batch.step, total_steps=num_steps)
-            stats = await mesh.in_thread(run.backend.train_step, packed, learning_rate=rate)
+            stats = await optimize(run, phase, cfg, batch, rate)
             if phase.data == "rollouts" and batch.step == first:
-                check_agreement(stats, cfg, on_policy=first == 0 or cfg.rollout.max_staleness == 0)
+                check_agreement(stats[0], cfg, on_policy=first == 0 or cfg.rollout.max_staleness == 0)
             await publish(run.backend, run.engine)
             await record(run, phase, batch, stats, num_steps)
     return run.position.step >= num_steps
@@ -181,7 +187,9 @@ async def open_stream(run: Run, phase: PhaseConfig, cfg: TrainConfig) -> tuple[i
     if phase.data == "rollouts":
         per_step = -(-phase.tasks_per_step // run.share.world_size) * cfg.rollout.group_size
         run.progress.begin(phase.name, rollouts_per_step=per_step, num_steps=phase.steps)
-        stream = rollout_stream(run.collector, run.train_tasks, phase, cfg, first_step=first, share=run.share)
+        score = partial(rollout_scores, cfg=cfg, backend=run.backend) if needs_scores(cfg) else None
+        tasks = run.train_tasks
+        stream = rollout_stream(run.collector, tasks, phase, cfg, first_step=first, share=run.share, score=score)
         return phase.steps, stream
     attempts = -(-phase.num_tasks // run.share.world_size) * phase.samples_per_task
     run.progress.begin(f"{phase.name}: {phase.data}", rollouts_per_step=attempts)
@@ -208,6 +216,18 @@ async def next_step(run: Run, phase: PhaseConfig, steps: AsyncIterator[StepSampl
     return replace(batch, metrics={**batch.metrics, "engine/tokens_per_s": total})
 
 
+async def optimize(run: Run, phase: PhaseConfig, cfg: TrainConfig, batch: StepSamples, rate: float) -> list[StepStats]:
+    """The optimiser steps of one iteration: one, or as many as phase.minibatch_size and algo.epochs make of it.
+    Collective."""
+
+    def step(samples: list[TrainSample]) -> StepStats:
+        packed = packed_step(samples, phase, cfg, backend=run.backend)
+        return run.backend.train_step(packed, learning_rate=rate)
+
+    plan = await mesh.in_thread(optimizer_steps, batch.samples, phase, cfg, step=batch.step, backend=run.backend)
+    return [await mesh.in_thread(step, samples) for samples in plan.parts]
+
+
 def objective(phase: PhaseConfig) -> str:
     """Rollouts are trained by policy gradient, everything else by cross-entropy."""
     return "policy_gradient" if phase.data == "rollouts" else "cross_entropy"
@@ -225,10 +245,10 @@ def check_agreement(stats: StepStats, cfg: TrainConfig, *, on_policy: bool) -> N
         )
 
 
-async def record(run: Run, phase: PhaseConfig, batch: StepSamples, stats: StepStats, num_steps: int) -> None:
-    """Counts, logs, compacts the journal of the step and checkpoints when due. Collective."""
-    run.position = replace(run.position, step=batch.step + 1, total=run.position.total + 1)
-    values = {**batch.metrics, **step_metrics(stats), **await engine_metrics(run.engine)}
+async def record(run: Run, phase: PhaseConfig, batch: StepSamples, stats: Sequence[StepStats], num_steps: int) -> None:
+    """Counts, logs, compacts the journal of the iteration and checkpoints when due. Collective."""
+    run.position = replace(run.position, step=batch.step + 1, total=run.position.total + len(stats))
+    values = {**batch.metrics, **iteration_metrics(stats), **await engine_metrics(run.engine)}
     run.metrics.log(values, phase=phase.name, step=run.position.step)
     if phase.data == "rollouts":
         await asyncio.to_thread(run.journal.compact, phase.name, batch.step)
@@ -236,6 +256,11 @@ async def record(run: Run, phase: PhaseConfig, batch: StepSamples, stats: StepSt
         run.metrics.progress(Progress(phase=phase.name, step=run.position.step, num_steps=num_steps))
     if run.position.step % run.cfg.checkpoint_every == 0:
         await save_checkpoint(run)
+
+
+def iteration_metrics(stats: Sequence[StepStats]) -> dict[str, float]:
+    """The optimiser steps of one iteration as one, and their number."""
+    return {**combine_steps([step_metrics(each) for each in stats]), "train/optimizer_steps": float(len(stats))}
 
 
 async def engine_metrics(engine: EmbeddedEngine) -> dict[str, float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -37,14 +37,25 @@ def is_masked(trajectory: Trajectory, stop_reasons: Mapping[str, str]) -> bool:
     return stop_action(trajectory, stop_reasons) == "mask"
 
 
+def plain_reward(trajectory: Trajectory) -> float:
+    """The reward as graded; NaN without one."""
+    return math.nan if trajectory.reward is None else trajectory.reward.value
+
+
 def filter_group(
-    group: TrajectoryGroup, *, stop_reasons: Mapping[str, str], drop_uniform: bool
+    group: TrajectoryGroup,
+    *,
+    stop_reasons: Mapping[str, str],
+    drop_uniform: bool,
+    value_of: Callable[[Trajectory], float] = plain_reward,
 ) -> tuple[TrajectoryGroup, Counter[str]]:
     """Removes what may not count and says what happened.
 
-    Returns the group with the remaining trajectories (`dropped` set to "empty" or "uniform" when
-    the whole group leaves) and counts: infra, unscored, dropped, masked (trajectories); singleton, uniform,
-    solve_none, solve_all, solve_partial (groups, of the remaining members). A singleton stays, with advantage 0.
+    `value_of` is what the advantage will be made of: the reward, or the reward with a penalty. Equal values make a
+    group uniform. Returns the group with the remaining trajectories (`dropped` set to "empty" or "uniform" when
+    the whole group leaves) and counts: infra, unscored, dropped, masked (trajectories); filtered_<reason> (dropped or
+    masked by the map); singleton, uniform, solve_none, solve_all, solve_partial (groups, of the remaining members).
+    A singleton stays.
     """
     counts: Counter[str] = Counter()
     kept: list[Trajectory] = []
@@ -52,24 +63,28 @@ def filter_group(
         action = stop_action(trajectory, stop_reasons)
         if trajectory.stop_reason.is_infra:
             counts["infra"] += 1
-        elif action == "drop":
+            continue
+        counts[f"filtered_{trajectory.stop_reason}"] += action != "keep"
+        if action == "drop":
             counts["dropped"] += 1
-        elif trajectory.reward is None or not math.isfinite(trajectory.reward.value):
+        elif not math.isfinite(plain_reward(trajectory)):
             counts["unscored"] += 1
         else:
             counts["masked"] += action == "mask"
             kept.append(trajectory)
-    dropped = _describe(kept, counts, drop_uniform=drop_uniform)
-    return replace(group, trajectories=kept, dropped=dropped), counts
+    dropped = _describe(kept, counts, drop_uniform=drop_uniform, value_of=value_of)
+    return replace(group, trajectories=kept, dropped=dropped), +counts
 
 
-def _describe(kept: list[Trajectory], counts: Counter[str], *, drop_uniform: bool) -> str | None:
-    rewards = [t.reward.value for t in kept if t.reward is not None]
-    if not rewards:
+def _describe(
+    kept: list[Trajectory], counts: Counter[str], *, drop_uniform: bool, value_of: Callable[[Trajectory], float]
+) -> str | None:
+    if not kept:
         return "empty"
+    values = [value_of(t) for t in kept]
     solved = sum(t.reward.solved for t in kept if t.reward is not None)
     counts["solve_none" if not solved else "solve_all" if solved == len(kept) else "solve_partial"] += 1
-    counts["singleton"] += len(rewards) == 1
-    uniform = min(rewards) == max(rewards)
+    counts["singleton"] += len(values) == 1
+    uniform = min(values) == max(values)
     counts["uniform"] += uniform
     return "uniform" if uniform and drop_uniform else None

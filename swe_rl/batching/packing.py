@@ -17,14 +17,24 @@ X = TypeVar("X")
 
 
 def pack(samples: Sequence[TrainSample], *, max_tokens: int) -> list[PackedBatch]:
-    """First-fit-decreasing by length; equal lengths keep their order, so the result depends on the input only.
+    """One PackedBatch per row of `assign_rows`. Tensors are on the CPU.
 
-    Every row holds at most `max_tokens` tokens, except that a longer sample gets a row of its own. Tensors are on the
-    CPU. Samples without token_weights get NaN weights on their trained tokens: such a batch can be scored, and
-    training on it is refused. Raises InvariantError for a sample whose arrays do not fit each other.
+    Samples without token_weights get NaN weights on their trained tokens: such a batch can be scored, and training on
+    it is refused. Raises InvariantError for a sample whose arrays do not fit each other.
+    """
+    return [pack_row([samples[i] for i in row]) for row in assign_rows(samples, max_tokens=max_tokens)]
+
+
+def assign_rows(samples: Sequence[TrainSample], *, max_tokens: int) -> list[list[int]]:
+    """Which samples go into which row, by index and in the order of the row.
+
+    First-fit-decreasing by length; equal lengths keep their order, so the result depends on the input only.
+
+    Every row holds at most `max_tokens` tokens, except that a longer sample gets a row of its own. Raises
+    InvariantError for a sample whose arrays do not fit each other.
     """
     order = sorted(range(len(samples)), key=lambda i: -len(samples[i].input_ids))
-    rows: list[list[TrainSample]] = []
+    rows: list[list[int]] = []
     room: list[int] = []
     for i in order:
         _check(samples[i])
@@ -34,9 +44,24 @@ def pack(samples: Sequence[TrainSample], *, max_tokens: int) -> list[PackedBatch
             rows.append([])
             room.append(max_tokens)
             place = len(rows) - 1
-        rows[place].append(samples[i])
+        rows[place].append(i)
         room[place] -= length
-    return [pack_row(row) for row in rows]
+    return rows
+
+
+def unpack(
+    values: Sequence[Tensor], samples: Sequence[TrainSample], rows: Sequence[Sequence[int]], *, fill: float
+) -> list[list[float]]:
+    """[T] results of each packed row back to one list [N] per sample, in the order of `samples`: the inverse of the
+    label shift. `fill` stands on the first token of a sample, which nothing predicts."""
+    found: list[list[float]] = [[] for _ in samples]
+    for value, row in zip(values, rows, strict=True):
+        start, flat = 0, value.tolist()
+        for i in row:
+            length = len(samples[i].input_ids)
+            found[i] = [fill, *flat[start : start + length - 1]]
+            start += length
+    return found
 
 
 def pack_row(row: Sequence[TrainSample]) -> PackedBatch:
@@ -54,13 +79,18 @@ def pack_row(row: Sequence[TrainSample]) -> PackedBatch:
         kv_end=torch.tensor(kv_end, dtype=torch.int32),
         loss_mask=_concat(row, lambda s: _shift(s.loss_mask, False), torch.bool),
         rollout_logprobs=_concat(row, lambda s: _shift(s.rollout_logprobs, 0.0), torch.float32),
-        old_logprobs=None,
-        ref_logprobs=None,
+        old_logprobs=_optional(row, lambda s: s.old_logprobs, 0.0),
+        ref_logprobs=_optional(row, lambda s: s.ref_logprobs, 0.0),
         advantages=_concat(row, lambda s: _shift(s.advantages, 0.0), torch.float32),
         token_weights=_concat(row, lambda s: _shift(_weights(s), 0.0), torch.float32),
         temperature=None if all(sample.temperature == 1.0 for sample in row) else temperatures,
         policy_version=_concat(row, lambda s: [s.policy_version] * len(s.input_ids), torch.int32),
         trajectory_ids=tuple(sample.trajectory_id for sample in row),
+        sequence_coeff=_optional(row, lambda s: s.sequence_coeff, 0.0),
+        value_targets=_optional(row, lambda s: s.value_targets, math.nan),
+        value_weight=_concat(row, lambda s: [s.value_weight] * len(s.input_ids), torch.float32)
+        if any(sample.value_targets for sample in row)
+        else None,
     )
 
 
@@ -92,13 +122,22 @@ def _concat(row: Sequence[TrainSample], get: Callable[[TrainSample], Sequence[fl
     return torch.tensor([value for sample in row for value in get(sample)], dtype=dtype)
 
 
+def _optional(row: Sequence[TrainSample], get: Callable[[TrainSample], Sequence[float]], last: float) -> Tensor | None:
+    """[T] f32 where a sample carries the array; `last` where others do not, and where nothing follows."""
+    if not any(get(sample) for sample in row):
+        return None
+    return _concat(row, lambda s: _shift(get(s) or [last] * len(s.input_ids), last), torch.float32)
+
+
 def _weights(sample: TrainSample) -> Sequence[float]:
     return sample.token_weights or [math.nan if m else 0.0 for m in sample.loss_mask]
 
 
 def _check(sample: TrainSample) -> None:
     size = len(sample.input_ids)
-    arrays = (sample.loss_mask, sample.rollout_logprobs, sample.advantages, sample.turn_ids, _weights(sample))
+    optional = (sample.old_logprobs, sample.ref_logprobs, sample.sequence_coeff, sample.value_targets)
+    arrays: list[Sequence[float]] = [sample.loss_mask, sample.rollout_logprobs, sample.advantages, sample.turn_ids]
+    arrays += [_weights(sample), *(array for array in optional if array)]
     if size == 0 or any(len(array) != size for array in arrays):
         raise InvariantError(f"{sample.trajectory_id}: arrays of {[len(a) for a in arrays]} for {size} tokens")
     if sample.loss_mask[0]:

@@ -16,6 +16,7 @@ def to_samples(
     *,
     mask_format_errors: bool = False,
     trained: bool = True,
+    value_targets: Sequence[float] = (),
 ) -> list[TrainSample]:
     """The trajectory's ids in order: one sample, and a further one from each turn on whose context left something out
     (`Turn.kept_context`); none for a trajectory without ids. Every sampled token trains in exactly one sample: what a
@@ -23,7 +24,8 @@ def to_samples(
 
     `advantage` is one number or one per turn, given to each trained token of the turn. `mask_format_errors` masks
     turns that could not be parsed (rejection fine-tuning); `trained=False` masks every token. A token whose rollout
-    logprob is not finite is masked. Greedy rollouts (temperature 0) are scored at temperature 1.
+    logprob is not finite is masked. `value_targets`, one per turn or none, go to the first sampled token of each turn.
+    Greedy rollouts (temperature 0) are scored at temperature 1.
     Raises InvariantError if ids and logprobs of a completion differ in number, the advantage is not finite, a turn
     keeps more context than there is, or the masks do not cover exactly the sampled tokens.
     """
@@ -33,6 +35,9 @@ def to_samples(
     per_turn = [advantage] * len(turns) if isinstance(advantage, int | float) else list(advantage)
     if len(per_turn) != len(turns):
         raise InvariantError(f"{trajectory.trajectory_id}: {len(per_turn)} advantages for {len(turns)} turns")
+    targets = list(value_targets) or [math.nan] * len(turns)
+    if len(targets) != len(turns):
+        raise InvariantError(f"{trajectory.trajectory_id}: {len(targets)} value targets for {len(turns)} turns")
     samples: list[TrainSample] = []
     for index, (turn, value) in enumerate(zip(turns, per_turn, strict=True)):
         if trained and not math.isfinite(value):
@@ -40,6 +45,8 @@ def to_samples(
         if not samples or turn.kept_context is not None:
             prefix = samples[-1].input_ids if samples else []
             samples.append(_begin(trajectory, prefix, turn, index))
+        if value_targets:
+            _append_target(samples[-1], turn, targets[index])
         _append_turn(samples[-1], turn, index, value, trains=trained and not (mask_format_errors and turn.format_error))
     _check_masks(samples, trajectory, everything=trained and not mask_format_errors)
     return [sample for sample in _with_versions(samples, turns) if sample.input_ids]
@@ -87,6 +94,14 @@ def _append_turn(sample: TrainSample, turn: Turn, index: int, advantage: float, 
     sample.rollout_logprobs.extend([0.0] * context + [value if m else 0.0 for value, m in pairs])
     sample.advantages.extend([0.0] * context + [advantage if m else 0.0 for m in mask])
     sample.turn_ids.extend([-1] * context + [index] * len(mask))
+
+
+def _append_target(sample: TrainSample, turn: Turn, target: float) -> None:
+    """The target stands on the first sampled token; before the ids of the turn themselves are appended."""
+    length = len(sample.input_ids) + len(turn.context_ids) + len(turn.completion.token_ids)
+    sample.value_targets.extend([math.nan] * (length - len(sample.value_targets)))
+    if turn.completion.token_ids:
+        sample.value_targets[-len(turn.completion.token_ids)] = target
 
 
 def _check_masks(samples: Sequence[TrainSample], trajectory: Trajectory, *, everything: bool) -> None:

@@ -17,6 +17,7 @@ from swe_rl.cli.arguments import ArgumentParser
 from swe_rl.cli.paths import cache_dir
 from swe_rl.cli.rollout_view import CONTEXT, MASKED, TRAINED, Decode, to_document, view
 from swe_rl.config import AgentConfig, AlgoConfig, ModelConfig
+from swe_rl.config.stop_presets import stop_map
 from swe_rl.errors import ConfigError
 from swe_rl.rollout.journal import read_journal, read_parquet
 from swe_rl.types import Trajectory
@@ -48,7 +49,9 @@ def main(argv: Sequence[str]) -> int:
         return 0
     config = _config(arguments.show)
     decode = decoder(arguments.show, config, arguments.tokenizer)
-    reasons = (config.get("algo") or {}).get("stop_reasons") or AlgoConfig().stop_reasons
+    algo = config.get("algo") or {}
+    known = {key: algo[key] for key in ("stop_preset", "stop_reasons") if key in algo}
+    reasons = stop_map(AlgoConfig(**known))
     if arguments.json:
         documents = [to_document(t, decode=decode, trains=_trains(t, reasons)) for t in chosen]
         _write(arguments.json, json.dumps(documents, ensure_ascii=False, allow_nan=False, indent=1) + "\n")

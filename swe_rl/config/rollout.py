@@ -29,7 +29,10 @@ class RolloutConfig:
     top_k: int = 0  # RL needs the full distribution: anything but 0, 1.0, 0.0 in these three is refused
     top_p: float = 1.0
     min_p: float = 0.0
-    max_staleness: int = 0  # optimiser steps a rollout may lag behind; 0 is synchronous
+    # Rollouts of a group that begin beyond group_size: the first group_size to finish are kept and the rest is cut. It
+    # spares waiting for stragglers and favours short episodes: rollout/short_bias tells how much.
+    spare_rollouts: int = 0
+    max_staleness: int = 0  # iterations a rollout may lag behind; 0 is synchronous
 
 
 ENGINE_BOUNDS = Bounds(
@@ -41,7 +44,9 @@ ENGINE_BOUNDS = Bounds(
     positive=("num_slots", "prefill_chunk", "tensor_parallel", "gpu_memory"),
     at_most_one=("gpu_memory",),
 )
-ROLLOUT_BOUNDS = Bounds(positive=("group_size", "top_p"), not_negative=("temperature", "max_staleness"))
+ROLLOUT_BOUNDS = Bounds(
+    positive=("group_size", "top_p"), not_negative=("temperature", "max_staleness", "spare_rollouts")
+)
 UNCUT = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}  # the distribution that loss and evaluation assume
 
 

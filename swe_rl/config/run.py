@@ -9,7 +9,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from swe_rl.config import agent, algo, cluster, model, rollout, sandbox, tasks, trainer
 from swe_rl.config.agent import AgentConfig, validate_agent
-from swe_rl.config.algo import AlgoConfig, validate_rl, validate_stop_reasons
+from swe_rl.config.algo import AlgoConfig, validate_algo, validate_rl
 from swe_rl.config.bounds import Bounds
 from swe_rl.config.cluster import ClusterConfig, validate_cluster
 from swe_rl.config.model import ModelConfig, validate_model
@@ -105,7 +105,7 @@ def validate(cfg: TrainConfig) -> None:
 def _validate_groups(cfg: TrainConfig) -> None:
     for name, bounds in BOUNDS.items():
         bounds.check(getattr(cfg, name) if name else cfg, name)
-    validate_stop_reasons(cfg.algo.stop_reasons)
+    validate_algo(cfg.algo)
     validate_agent(cfg.agent)
     _validate_limits(cfg)
     validate_engine(cfg.engine)

@@ -3,8 +3,9 @@
 Letters: T trained tokens (rows already selected by the loss mask). All functions are pure and keep the dtype they get.
 Sources: PPO clip (arXiv:1707.06347) with asymmetric bounds (DAPO, arXiv:2503.14476) and dual clip (arXiv:1912.09729),
 CISPO (arXiv:2506.13585), truncated importance sampling and masking of the trainer/engine mismatch (token level),
-k3 estimator of KL(policy || reference), z-loss (PaLM, arXiv:2204.02311). GSPO (arXiv:2507.18071) and other
-sequence-level rules arrive as `sequence_coeff` under ratio_rule "on_policy".
+k1, k2 and k3 estimators of KL(policy || reference) (Schulman 2020), z-loss (PaLM, arXiv:2204.02311). What belongs to
+whole sequences comes from algorithms.sequences: corrections as `sequence_coeff`, GSPO (arXiv:2507.18071) as the
+`old_logprobs` that make every token's ratio that of its sequence.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 
 RATIO_RULES = ("ppo", "on_policy", "cispo", "cross_entropy")
 CORRECTIONS = ("none", "tis", "mask")
+KL_ESTIMATORS = ("k1", "k2", "k3")
 MAX_LOG_RATIO = 20.0  # exp(20) = 4.9e8: beyond it a ratio means nothing and could overflow
 
 
@@ -31,6 +33,7 @@ class LossRules(TypedDict, total=False):
     correction_low: float
     correction_cap: float
     kl_coeff: float
+    kl_estimator: str  # one of KL_ESTIMATORS
     entropy_coeff: float
     z_loss_coeff: float
 
@@ -44,6 +47,7 @@ DEFAULTS: LossRules = {
     "correction_low": 0.5,
     "correction_cap": 2.0,
     "kl_coeff": 0.0,
+    "kl_estimator": "k3",
     "entropy_coeff": 0.0,
     "z_loss_coeff": 0.0,
 }
@@ -119,6 +123,20 @@ def kl_k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     return delta.exp() - delta - 1.0
 
 
+def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: str) -> Tensor:
+    """KL(policy || ref) of each token, [T] nats, of tokens that the policy sampled, with d = logprobs - ref_logprobs.
+
+    k1: d, unbiased, but its gradient is zero on average; k2: d^2 / 2, biased, its gradient is that of the KL;
+    k3: exp(-d) + d - 1, unbiased and never negative. Raises ValueError for another kind.
+    """
+    if kind == "k3":
+        return kl_k3(logprobs, ref_logprobs)
+    if kind not in KL_ESTIMATORS:
+        raise ValueError(f"kl_estimator={kind!r} is unknown: use one of {', '.join(KL_ESTIMATORS)}")
+    delta = log_ratio(logprobs, ref_logprobs.detach())
+    return delta if kind == "k1" else 0.5 * delta.square()
+
+
 def complete_rules(rules: LossRules, *, has_old: bool, has_rollout: bool, has_ref: bool) -> LossRules:
     """The rules with DEFAULTS for what is left out; the flags say which [T] tensors are given beside them.
 
@@ -129,13 +147,15 @@ def complete_rules(rules: LossRules, *, has_old: bool, has_rollout: bool, has_re
     full: LossRules = {**DEFAULTS, **rules}
     for name, value in full.items():
         is_number = isinstance(value, int | float) and math.isfinite(value)
-        if name not in ("ratio_rule", "correction") and not is_number:
+        if name not in ("ratio_rule", "correction", "kl_estimator") and not is_number:
             raise ValueError(f"{name}={value!r} must be a finite number")
     ratio_rule, correction = full["ratio_rule"], full["correction"]
     if ratio_rule not in RATIO_RULES:
         raise ValueError(f"ratio_rule={ratio_rule!r} is unknown: use one of {', '.join(RATIO_RULES)}")
     if correction not in CORRECTIONS:
         raise ValueError(f"correction={correction!r} is unknown: use one of {', '.join(CORRECTIONS)}")
+    if full["kl_estimator"] not in KL_ESTIMATORS:
+        raise ValueError(f"kl_estimator={full['kl_estimator']!r} is unknown: use one of {', '.join(KL_ESTIMATORS)}")
     if not (0 <= full["clip_low"] <= 1 and full["clip_high"] >= 0):
         raise ValueError(f"clip_low={full['clip_low']} must be in [0, 1] and clip_high={full['clip_high']} at least 0")
     if full["dual_clip"] and not (full["dual_clip"] > 1 and ratio_rule == "ppo"):
@@ -215,7 +235,7 @@ def token_loss(
         loss = loss * sequence_coeff.detach()
     if full["kl_coeff"]:
         assert ref_logprobs is not None  # complete_rules
-        loss = loss + full["kl_coeff"] * kl_k3(logprobs, ref_logprobs)
+        loss = loss + full["kl_coeff"] * kl_estimate(logprobs, ref_logprobs, full["kl_estimator"])
     if full["entropy_coeff"]:
         loss = loss - full["entropy_coeff"] * entropy
     if full["z_loss_coeff"]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,11 @@ class CollectorStats:
     lost: int = 0  # rollouts that left their group
     last_loss: str = ""  # what the latest of them was lost to
     passed: int = 0
+    # With spare rollouts: those kept and those cut because their group was full, and how long they ran (seconds).
+    kept: int = 0
+    kept_s: float = 0.0
+    cut: int = 0
+    cut_s: float = 0.0
     sampled_tokens: int = 0
     tokens: int = 0  # context and sampled
     stop_reasons: Counter[str] = field(default_factory=Counter)
@@ -76,6 +82,7 @@ class Collector:
         step: int,
         temperature: float = 1.0,
         ordered: bool = False,
+        spare: int = 0,
     ) -> AsyncGenerator[TrajectoryGroup, None]:
         """Groups of all tasks as they finish, or in the order of `tasks`. Task ids must differ within a step.
 
@@ -83,13 +90,15 @@ class Collector:
         is in the journal. A crash in one group cancels the others and is raised here. Close the iterator
         (contextlib.aclosing) when leaving it early: that cancels the rest and waits until it is gone.
         """
-        ahead = -(-self._concurrency // group_size) + 1
+        ahead = -(-self._concurrency // (group_size + spare)) + 1
         waiting = iter(tasks)
         running: list[asyncio.Task[TrajectoryGroup]] = []
         try:
             while True:
                 while len(running) < ahead and not self._draining and (task := next(waiting, None)) is not None:
-                    group = self.collect_group(task, group_size, phase=phase, step=step, temperature=temperature)
+                    group = self.collect_group(
+                        task, group_size, phase=phase, step=step, temperature=temperature, spare=spare
+                    )
                     running.append(asyncio.create_task(group, name=f"group {task.task_id}"))
                 if not running:
                     return
@@ -107,21 +116,23 @@ class Collector:
             await _cancel_all(running)
 
     async def collect_group(
-        self, task: Task, group_size: int, *, phase: str, step: int, temperature: float = 1.0
+        self, task: Task, group_size: int, *, phase: str, step: int, temperature: float = 1.0, spare: int = 0
     ) -> TrajectoryGroup:
         """`group_size` finished rollouts of one task, ordered by index.
 
         Lost ones are replaced by new indices, `group_size` at most; after that the group is smaller, and `dropped` says
         so when it is empty. Losses of an earlier process do not count: a resume after an outage goes on with new
-        indices. Raises Drained, after the rollouts that had begun are finished and in the journal.
+        indices. With `spare`, so many more begin at once; the first `group_size` to finish are kept and the rest is
+        cut, which favours short episodes (`stats` tells how much). Raises Drained, after the rollouts that had begun
+        are finished and in the journal.
         """
         finished: list[Trajectory] = []
         unused = self._indices(task, phase=phase, step=step)
         budget = 2 * group_size
         while (missing := min(group_size - len(finished), budget)) > 0:
-            keys = list(itertools.islice(unused, missing))
+            keys = list(itertools.islice(unused, missing + spare))
             budget -= missing
-            results = await _all([self._run_unless_draining(task, key, temperature) for key in keys])
+            results = await self._first_of(task, keys, temperature, wanted=missing)
             if None in results:
                 raise Drained
             finished += [item for item in results if item is not None and not item.stop_reason.is_infra]
@@ -131,6 +142,32 @@ class Collector:
             trajectories=finished,
             dropped=None if finished else "infrastructure",
         )
+
+    async def _first_of(
+        self, task: Task, keys: Sequence[RolloutKey], temperature: float, *, wanted: int
+    ) -> list[Trajectory | None]:
+        """Results by index until `wanted` rollouts have finished; None for one that did not begin. The rest is cut."""
+        work = [self._run_unless_draining(task, key, temperature) for key in keys]
+        if len(keys) <= wanted:
+            return await _all(work)
+        running = [asyncio.create_task(item) for item in work]
+        began = time.monotonic()
+        try:
+            while sum(map(_is_whole, running)) < wanted and not all(map(_is_done, running)):
+                await asyncio.wait([item for item in running if not item.done()], return_when=asyncio.FIRST_COMPLETED)
+                for item in running:
+                    if item.done():
+                        item.result()  # a crash is raised at once
+            done = [item.result() for item in running if item.done()]
+            cut = [item for item in running if not item.done()]
+        finally:
+            await _cancel_all(running)
+        whole = [item for item in done if item is not None and not item.stop_reason.is_infra][:wanted]
+        self.stats.kept += len(whole)
+        self.stats.kept_s += sum(_duration_s(item) for item in whole)
+        self.stats.cut += len(cut)
+        self.stats.cut_s += len(cut) * (time.monotonic() - began)
+        return [*whole, *([None] if len(whole) < wanted and None in done else [])]
 
     async def run_one(
         self, task: Task, rollout_index: int, *, phase: str, step: int, temperature: float = 1.0
@@ -193,6 +230,19 @@ async def _all(work: Sequence[Coroutine[Any, Any, Trajectory | None]]) -> list[T
         return await asyncio.gather(*tasks)
     finally:
         await _cancel_all(tasks)
+
+
+def _is_whole(item: asyncio.Task[Trajectory | None]) -> bool:
+    """Finished, and not lost."""
+    if not item.done() or item.cancelled() or item.exception() is not None:
+        return False
+    found = item.result()
+    return found is not None and not found.stop_reason.is_infra
+
+
+def _duration_s(trajectory: Trajectory) -> float:
+    """Seconds from the wait for a sandbox to the grade."""
+    return sum(trajectory.timings_s.get(part, 0.0) for part in ("open_sandbox", "episode", "patch", "grade"))
 
 
 def _is_done(item: asyncio.Task[Any]) -> bool:

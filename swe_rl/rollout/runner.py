@@ -39,6 +39,7 @@ class RolloutParts:
     action_format: ActionFormat
     limits: AgentConfig
     infra_retries: int  # fresh sandboxes tried after the first
+    untested: frozenset[StopReason] = frozenset()  # endings that get reward 0 without a test run
 
 
 class RolloutRunner:
@@ -67,6 +68,8 @@ class RolloutRunner:
         retries."""
         if trajectory.patch is None or trajectory.reward is not None:
             return trajectory
+        if trajectory.stop_reason in self._parts.untested:
+            return replace(trajectory, reward=_failed(task, "untested"))
         start = time.monotonic()
         try:
             reward = await self._parts.grade(task, trajectory.patch)

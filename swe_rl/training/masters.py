@@ -46,6 +46,17 @@ class MasterWeights:
             if master is not self._working[name]:
                 self._working[name].copy_(master)
 
+    def snapshot(self) -> dict[str, Tensor]:
+        """Copies of the masters as they lie here (shards stay shards), for `restore`."""
+        return {name: param.detach().clone() for name, param in self.params.items()}
+
+    @torch.no_grad()
+    def restore(self, snapshot: Mapping[str, Tensor]) -> None:
+        """Copies a snapshot of these masters back, bit by bit, and publishes it."""
+        for name, param in self.params.items():
+            param.copy_(snapshot[name])
+        self.publish()
+
     def full(self) -> dict[str, Tensor]:
         """Detached full tensors by name. Collective when sharded; otherwise views that the next step changes."""
         return {name: full_tensor(param) for name, param in self.params.items()}

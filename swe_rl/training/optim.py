@@ -13,6 +13,7 @@ from swe_rl.errors import CheckpointError, ConfigError
 from swe_rl.training.masters import gathered, like
 
 OPTIMIZERS = ("adamw", "muon")
+VALUE = "value"  # key of an extra parameter itself beside its state
 
 
 def is_block_matrix(name: str, param: Tensor) -> bool:
@@ -27,10 +28,20 @@ class NamedOptimizer:
     is muon_learning_rate times the same schedule factor as AdamW's.
     """
 
-    def __init__(self, params: Mapping[str, nn.Parameter], cfg: TrainerConfig) -> None:
+    def __init__(
+        self,
+        params: Mapping[str, nn.Parameter],
+        cfg: TrainerConfig,
+        *,
+        extra: Mapping[str, nn.Parameter] | None = None,
+        extra_rate: float = 0.0,
+    ) -> None:
+        """`extra` are parameters beside the model's (the value head): AdamW at the constant rate `extra_rate`. Their
+        values are kept with their state, since the exported model has no place for them."""
         if cfg.optimizer not in OPTIMIZERS:
             raise ConfigError(f"trainer.optimizer={cfg.optimizer!r} is unknown: use one of {', '.join(OPTIMIZERS)}")
-        self._params, self._cfg = dict(params), cfg
+        self._extra = dict(extra or {})
+        self._params, self._cfg = {**params, **self._extra}, cfg
         muon = {n: p for n, p in params.items() if cfg.optimizer == "muon" and is_block_matrix(n, p)}
         rest = {n: p for n, p in params.items() if n not in muon}
         self._muon_names = frozenset(muon)
@@ -45,6 +56,7 @@ class NamedOptimizer:
             eps=cfg.eps,
             fused=True,
         )
+        self._side = _side_optimizer(self._extra, rate=extra_rate)
         self._muon = (
             torch.optim.Muon(list(muon.values()), lr=cfg.muon_learning_rate, weight_decay=cfg.weight_decay)
             if muon
@@ -53,7 +65,7 @@ class NamedOptimizer:
 
     @property
     def _all(self) -> list[torch.optim.Optimizer]:
-        return [self._adamw] if self._muon is None else [self._adamw, self._muon]
+        return [optimizer for optimizer in (self._adamw, self._muon, self._side) if optimizer is not None]
 
     def step(self, *, learning_rate: float) -> None:
         """One update at AdamW's rate `learning_rate`."""
@@ -73,8 +85,12 @@ class NamedOptimizer:
         """Full tensors by parameter name and state key, empty without `keep`. Collective when sharded, and on the host
         then; views where it is not."""
         return {
-            name: gathered(self._owner(name).state.get(param, {}), keep=keep) for name, param in self._params.items()
+            name: gathered({**self._owner(name).state.get(param, {}), **self._value(name)}, keep=keep)
+            for name, param in self._params.items()
         }
+
+    def _value(self, name: str) -> dict[str, Tensor]:
+        return {VALUE: self._extra[name].detach()} if name in self._extra else {}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Raises CheckpointError when the state belongs to other parameters or another kind of optimiser."""
@@ -83,19 +99,31 @@ class NamedOptimizer:
         for name, param in self._params.items():
             owner = self._owner(name)
             expected = {"momentum_buffer"} if owner is self._muon else {"step", "exp_avg", "exp_avg_sq"}
-            if state[name] and set(state[name]) != expected:
+            found = {key: value for key, value in state[name].items() if key != VALUE}
+            if found and set(found) != expected:
                 raise CheckpointError(
                     f"the optimiser state of {name} holds {', '.join(sorted(state[name]))}: "
                     f"trainer.optimizer={self._cfg.optimizer} did not write it"
                 )
             owner.state.pop(param, None)
-            if state[name]:
-                owner.state[param] = {key: _place(param, value) for key, value in state[name].items()}
+            if found:
+                owner.state[param] = {key: _place(param, value) for key, value in found.items()}
+            if name in self._extra:
+                with torch.no_grad():
+                    param.copy_(state[name][VALUE])
 
     def _owner(self, name: str) -> torch.optim.Optimizer:
+        if name in self._extra:
+            assert self._side is not None  # made of them
+            return self._side
         if self._muon is not None and name in self._muon_names:
             return self._muon
         return self._adamw
+
+
+def _side_optimizer(params: Mapping[str, nn.Parameter], *, rate: float) -> torch.optim.Optimizer | None:
+    """AdamW without decay; None without parameters."""
+    return torch.optim.AdamW(list(params.values()), lr=rate, weight_decay=0.0) if params else None
 
 
 def _place(param: Tensor, value: Tensor) -> Tensor:

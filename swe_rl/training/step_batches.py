@@ -1,40 +1,122 @@
-"""From the samples of one optimiser step to packed rows that carry all that the loss needs."""
+"""From the samples of one iteration to packed rows, per optimiser step, that carry all that the loss needs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from torch import Tensor
 
 from swe_rl.algorithms.aggregation import count_rows, count_tokens, token_weights
-from swe_rl.batching import pack
+from swe_rl.algorithms.sequences import gspo_old, with_sequence_coeff, without_rejected
+from swe_rl.batching.minibatches import minibatch_of
+from swe_rl.batching.packing import assign_rows, pack, pack_row, unpack
 from swe_rl.config import PhaseConfig, TrainConfig
+from swe_rl.config.algo import REJECTING, SEQUENCE_CORRECTIONS, bypasses
 from swe_rl.training import mesh
 from swe_rl.types import PackedBatch, TrainSample
 
+Score = Callable[[Sequence[PackedBatch]], list[Tensor]]
 
-def micro_batches(samples: Sequence[TrainSample], phase: PhaseConfig, cfg: TrainConfig) -> list[PackedBatch]:
-    """This rank's packed rows of one step, weighed and with the old policy they need. Collective."""
-    packed = pack(weigh(samples, cfg), max_tokens=cfg.batching.max_tokens_per_batch)
-    return behaviour(packed, cfg, phase)
+
+class Scorer(Protocol):
+    """The part of TorchBackend that scores."""
+
+    def logprobs(self, batches: Sequence[PackedBatch]) -> list[Tensor]: ...
+    def ref_logprobs(self, batches: Sequence[PackedBatch]) -> list[Tensor]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """The optimiser steps of one iteration: the same number on every rank."""
+
+    parts: list[list[TrainSample]]  # this rank's samples of each, with the old policy they need
+    rejected: int = 0  # trajectories of this rank that a correction rejected
+
+
+def optimizer_steps(
+    samples: Sequence[TrainSample], phase: PhaseConfig, cfg: TrainConfig, *, step: int, backend: Scorer
+) -> Steps:
+    """This rank's samples of each optimiser step of iteration `step`, scored by the present weights where the loss
+    compares with them. Call before the first of these steps. Collective."""
+    parts = _parts(samples, phase, cfg, step=step)
+    if phase.data != "rollouts":
+        return Steps(parts=parts)
+    algo, rows = cfg.algo, cfg.batching.max_tokens_per_batch
+    kept = list(samples)
+    if bypasses(algo, cfg.rollout):
+        kept = [replace(sample, old_logprobs=sample.rollout_logprobs) for sample in kept]
+    elif len(parts) > 1 or algo.correction in SEQUENCE_CORRECTIONS:
+        kept = scored(kept, "old_logprobs", backend.logprobs, max_tokens=rows)
+    if algo.kl_coeff and algo.kl_in == "loss":
+        kept = scored(kept, "ref_logprobs", backend.ref_logprobs, max_tokens=rows)
+    rejected = 0
+    if algo.correction in SEQUENCE_CORRECTIONS:
+        kept, rejected = with_sequence_coeff(kept, algo.correction, low=algo.correction_low, cap=algo.correction_cap)
+        if algo.correction in REJECTING and not algo.count_rejected:
+            kept = without_rejected(kept)
+    return Steps(parts=_parts(kept, phase, cfg, step=step, like=samples), rejected=rejected)
+
+
+def packed_step(
+    samples: Sequence[TrainSample], phase: PhaseConfig, cfg: TrainConfig, *, backend: Scorer
+) -> list[PackedBatch]:
+    """This rank's packed rows of one optimiser step, weighed. GSPO compares with the weights at hand, so call it right
+    before the step. Collective."""
+    batches = pack(weigh(samples, cfg), max_tokens=cfg.batching.max_tokens_per_batch)
+    (compared,) = mesh.all_reduce_max([float(any(batch.old_logprobs is not None for batch in batches))])
+    if phase.data == "rollouts" and cfg.algo.ratio_rule == "gspo" and compared:
+        return gspo_old(batches, backend.logprobs(batches))
+    return batches
+
+
+def scored(samples: Sequence[TrainSample], field: str, score: Score, *, max_tokens: int) -> list[TrainSample]:
+    """The samples with `field` filled from `score` of their packed rows; 0.0 where nothing trains. Collective."""
+    rows = assign_rows(samples, max_tokens=max_tokens)
+    values = score([pack_row([samples[i] for i in row]) for row in rows])
+    lists = unpack(values, samples, rows, fill=0.0)
+    filled: list[dict[str, Any]] = [
+        {field: [v if m else 0.0 for v, m in zip(found, sample.loss_mask, strict=True)]}
+        for sample, found in zip(samples, lists, strict=True)
+    ]
+    return [replace(sample, **columns) for sample, columns in zip(samples, filled, strict=True)]
 
 
 def weigh(samples: Sequence[TrainSample], cfg: TrainConfig) -> list[TrainSample]:
-    """Fills token weights with denominators that are global over ranks and micro-batches. Collective."""
+    """Fills token and value weights with denominators that are global over ranks and micro-batches. Collective."""
     mode = cfg.algo.aggregation
-    rows, tokens = mesh.all_reduce_sum([count_rows(samples, mode), count_tokens(samples)])
-    return token_weights(
+    values = sum(target == target for sample in samples for target in sample.value_targets)  # NaN: no target
+    counts = mesh.all_reduce_sum([count_rows(samples, mode), count_tokens(samples), values])
+    weighed = token_weights(
         samples,
         mode,
-        max_tokens=cfg.agent.max_context_tokens,
-        num_rows_global=int(rows),
-        num_tokens_global=int(tokens),
+        max_tokens=cfg.algo.normalizer_tokens or cfg.agent.max_context_tokens,
+        num_rows_global=int(counts[0]),
+        num_tokens_global=int(counts[1]),
     )
+    return [replace(s, value_weight=1.0 / max(1.0, counts[2])) if s.value_targets else s for s in weighed]
 
 
-def behaviour(batches: Sequence[PackedBatch], cfg: TrainConfig, phase: PhaseConfig) -> list[PackedBatch]:
-    """The batches with the old policy they need. Asynchronous rollouts come from older weights: the old policy is the
-    one of their engine logprobs (bypass mode: the ratio covers staleness). Synchronous: one step per batch, so the old
-    policy is the current one."""
-    if phase.data != "rollouts" or cfg.rollout.max_staleness == 0:
-        return list(batches)
-    return [replace(batch, old_logprobs=batch.rollout_logprobs) for batch in batches]
+def _parts(
+    samples: Sequence[TrainSample],
+    phase: PhaseConfig,
+    cfg: TrainConfig,
+    *,
+    step: int,
+    like: Sequence[TrainSample] | None = None,
+) -> list[list[TrainSample]]:
+    """algo.epochs passes over the samples, each cut into mini-batches of about phase.minibatch_size trajectories over
+    all ranks; the parts are those of `like` (samples before some were rejected). Collective."""
+    if phase.data != "rollouts":
+        return [list(samples)]
+    names = mesh.gather_objects(sorted({sample.trajectory_id for sample in (like or samples)}))
+    parts: list[list[TrainSample]] = []
+    for epoch in range(cfg.algo.epochs):
+        seed = f"minibatches/{cfg.seed}/{phase.name}/{step}/{epoch}"
+        count, place = minibatch_of(names, size=phase.minibatch_size, seed=seed)
+        cut: list[list[TrainSample]] = [[] for _ in range(count)]
+        for sample in samples:
+            cut[place[sample.trajectory_id]].append(sample)
+        parts += cut
+    return parts

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from swe_rl.config import AlgoConfig, TrainerConfig
 from swe_rl.errors import ConfigError, InvariantError
 from swe_rl.training import mesh
 from swe_rl.training.masters import FULL_PRECISION, MasterWeights, full_tensor, sum_gradients
+from swe_rl.training.module_norms import module_norms
 from swe_rl.training.optim import NamedOptimizer
 from swe_rl.training.policy_model import OBJECTIVES, PolicyModel
 from swe_rl.training.sharding import free_gathered, shard
@@ -59,6 +61,7 @@ class TorchBackend:
         self.sharded = cfg.fsdp
         self.policy_version, self.step, self.num_skipped_steps = 0, 0, 0
         _set_checkpointing(model, cfg.activation_checkpointing)
+        _switch_dropout_off(model)
         model.to(self.device)  # type: ignore[arg-type]
         self.policy = PolicyModel(model)
         self._prepare(dtype or next(model.parameters()).dtype)
@@ -116,9 +119,26 @@ class TorchBackend:
             self._change_dtype(dtype)
         self.cfg, self.algo, self.objective = cfg, algo, objective
         _set_checkpointing(self.model, cfg.activation_checkpointing)
-        self.optimizer = NamedOptimizer(self.masters.params, cfg)
+        self.policy.value_head = self._new_value_head() if algo.advantage == "gae" else None
+        self.optimizer = NamedOptimizer(
+            self.masters.params, cfg, extra=self._value_params, extra_rate=algo.value_learning_rate
+        )
         self.optimizer.zero_grad()
+        self.reference = self.masters.snapshot() if algo.kl_coeff and objective == "policy_gradient" else None
         self.step = 0
+
+    def _new_value_head(self) -> nn.Linear:
+        """All zeros: before it has learnt anything, every state is worth 0. In fp32 (fp64 for an fp64 model)."""
+        wide = torch.float64 if self.dtype == torch.float64 else torch.float32
+        head = nn.Linear(self.model.config.hidden_size, 1, dtype=wide, device=self.device)
+        for param in head.parameters():
+            nn.init.zeros_(param)
+        return head
+
+    @property
+    def _value_params(self) -> dict[str, nn.Parameter]:
+        head = self.policy.value_head
+        return {} if head is None else {f"value_head.{name}": param for name, param in head.named_parameters()}
 
     def train_step(
         self, batches: Sequence[PackedBatch], *, learning_rate: float, objective: str | None = None
@@ -132,6 +152,7 @@ class TorchBackend:
         """
         started = time.perf_counter()
         totals = self.backward(batches, objective=objective or self.objective)
+        group_norms = module_norms(self.masters.params)
         grad_norm, skipped = self._update(learning_rate, num_loss_tokens=totals.num_loss_tokens)
         self.step += 1
         self.policy_version += not skipped
@@ -143,6 +164,7 @@ class TorchBackend:
             skipped=skipped,
             seconds=time.perf_counter() - started,
             peak_memory=peak_memory_bytes(self.device),
+            group_norms=group_norms,
         )
 
     def backward(self, batches: Sequence[PackedBatch], *, objective: str) -> StepTotals:
@@ -152,14 +174,21 @@ class TorchBackend:
         totals = StepTotals()
         self.model.train()
         self.optimizer.zero_grad()
-        for batch, trained_rows in self._padded(batches):
+        for batch, trained_rows, states in self._padded(batches):
             loss, stats = self.policy(
-                batch, trained_rows, algo=self.algo, objective=objective, head_impl=self.cfg.head_impl
+                batch,
+                trained_rows,
+                algo=self.algo,
+                objective=objective,
+                head_impl=self.cfg.head_impl,
+                value_rows=states,
             )
             loss.backward()
             totals.add(batch, loss.detach(), stats, on_policy_data=objective == "policy_gradient")
         if not self.sharded and mesh.world_size() > 1:
             sum_gradients(self.masters.params)
+        if mesh.world_size() > 1 and self._value_params:
+            sum_gradients(self._value_params)
         totals.reduce()
         return totals
 
@@ -173,11 +202,14 @@ class TorchBackend:
         total = nn.utils.get_total_norm([p.grad for p in params if p.grad is not None])
         total = total.full_tensor() if hasattr(total, "full_tensor") else total
         grad_norm = float(total)
-        skipped = num_loss_tokens == 0 or not math.isfinite(grad_norm)
+        value_grads = [p.grad for p in self._value_params.values() if p.grad is not None]
+        value_norm = nn.utils.get_total_norm(value_grads)
+        skipped = num_loss_tokens == 0 or not math.isfinite(grad_norm + float(value_norm))
         if skipped:
             log.warning("step %d skipped: gradient norm %s, %d loss tokens", self.step, grad_norm, num_loss_tokens)
         else:
             nn.utils.clip_grads_with_norm_(params, self.cfg.max_grad_norm, total)
+            nn.utils.clip_grads_with_norm_(self._value_params.values(), self.cfg.max_grad_norm, value_norm)
             self.optimizer.step(learning_rate=learning_rate)
             self.masters.publish()
         self.optimizer.zero_grad()
@@ -188,9 +220,44 @@ class TorchBackend:
         """[T] fp32 per batch on the CPU, at each token's temperature, NaN where not trained; same code as training."""
         self.model.eval()
         padded, impl = self._padded(batches), self.cfg.head_impl
-        scored = [self.policy(batch, rows, head_impl=impl)[0].float().cpu() for batch, rows in padded]
+        scored = [self.policy(batch, rows, head_impl=impl)[0].float().cpu() for batch, rows, _ in padded]
         free_gathered(self.policy)
         return scored[: len(batches)]
+
+    @torch.no_grad()
+    def values(self, batches: Sequence[PackedBatch]) -> list[Tensor]:
+        """[T] per batch on the CPU: the value of the state behind each finite entry of value_targets, NaN elsewhere."""
+        self.model.eval()
+        nothing = torch.empty(0, dtype=torch.int64, device=self.device)
+        scored = [
+            self.policy(batch, rows, value_rows=nothing if states is None else states)[0].cpu()
+            for batch, rows, states in self._padded(batches)
+        ]
+        free_gathered(self.policy)
+        return scored[: len(batches)]
+
+    def ref_logprobs(self, batches: Sequence[PackedBatch]) -> list[Tensor]:
+        """As `logprobs`, by the reference policy: the weights that the phase began with, or `set_reference`."""
+        with self._reference_weights():
+            return self.logprobs(batches)
+
+    def set_reference(self, weights: Mapping[str, Tensor]) -> None:
+        """Full weights by name become the reference (a resumed phase began with others than it goes on with)."""
+        now = self.masters.snapshot()
+        self.masters.load(weights)
+        self.reference = self.masters.snapshot()
+        self.masters.restore(now)
+
+    @contextmanager
+    def _reference_weights(self) -> Iterator[None]:
+        if self.reference is None:
+            raise InvariantError("this phase has no reference policy: algo.kl_coeff is 0")
+        now = self.masters.snapshot()
+        self.masters.restore(self.reference)
+        try:
+            yield
+        finally:
+            self.masters.restore(now)
 
     def score_old(self, batches: Sequence[PackedBatch]) -> list[PackedBatch]:
         """The batches with old_logprobs from the current weights: needed when a batch sees several optimiser steps."""
@@ -228,14 +295,27 @@ class TorchBackend:
         if policy_version is not None:
             self.policy_version = policy_version
 
-    def _padded(self, batches: Sequence[PackedBatch]) -> list[tuple[PackedBatch, Tensor]]:
-        """On this device, with the indices of their trained tokens, and as many as the busiest rank has, so that the
-        collectives of all ranks match."""
+    def _padded(self, batches: Sequence[PackedBatch]) -> list[tuple[PackedBatch, Tensor, Tensor | None]]:
+        """On this device, with the indices of their trained tokens and of their states with a value, and as many as
+        the busiest rank has, so that the collectives of all ranks match."""
         count = int(mesh.all_reduce_max([len(batches)])[0])
         padding = [empty_batch()] * (max(count, 1) - len(batches))
-        rows = (batch.loss_mask.nonzero(as_tuple=True)[0] for batch in (*batches, *padding))
-        moved = (_to(batch, self.device) for batch in (*batches, *padding))
-        return [(b, r.to(self.device, non_blocking=True)) for b, r in zip(moved, rows, strict=True)]
+        return [
+            (
+                _to(batch, self.device),
+                batch.loss_mask.nonzero(as_tuple=True)[0].to(self.device, non_blocking=True),
+                None if (states := value_rows(batch)) is None else states.to(self.device, non_blocking=True),
+            )
+            for batch in (*batches, *padding)
+        ]
+
+
+def value_rows(batch: PackedBatch) -> Tensor | None:
+    """Indices of the states whose value is asked for; None without any."""
+    if batch.value_targets is None:
+        return None
+    rows = torch.isfinite(batch.value_targets).nonzero(as_tuple=True)[0]
+    return rows if len(rows) else None
 
 
 def _check(batch: PackedBatch) -> None:
@@ -264,6 +344,15 @@ def _broadcast(model: nn.Module) -> None:
     if mesh.world_size() > 1:
         for param in model.parameters():
             dist.broadcast(param, src=0)
+
+
+def _switch_dropout_off(model: nn.Module) -> None:
+    """With dropout the trainer's policy would not be the one that sampled: the first ratio would not be 1."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if getattr(module, "attention_dropout", 0.0):
+            module.attention_dropout = 0.0  # type: ignore[assignment]  # a plain number of transformers' attention
 
 
 def _set_checkpointing(model: PreTrainedModel, enabled: bool) -> None:

@@ -20,7 +20,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("rewards", "agents", "inference", "algorithms", "batching"),
     ("models",),
     ("tasks", "sandbox", "ops"),
-    ("config", "metrics"),
+    ("config", "metrics", "metric_table"),
     ("protocols",),
     ("types", "errors"),
 )

@@ -23,6 +23,7 @@ TORCH_FREE = (
     "protocols",
     "config",
     "metrics",
+    "metric_table",
     "tasks",
     "sandbox",
     "agents",

@@ -10,6 +10,7 @@ import pytest
 from swe_rl.cli.hydra_entry import compose_config
 from swe_rl.config import PhaseConfig, TrainConfig, validate
 from swe_rl.config.run import BOUNDS
+from swe_rl.config.stop_presets import stop_map
 from swe_rl.errors import ConfigError
 from swe_rl.types import StopReason
 
@@ -53,7 +54,7 @@ def refusal(cfg: TrainConfig) -> str:
         ("agent.prompt", "mine", "agent.prompt"),
         ("agent.action_format", "json", "agent.action_format"),
         ("engine.dtype", "int8", "engine.dtype"),
-        ("algo.advantage", "gae", "algo.advantage"),
+        ("algo.advantage", "td", "algo.advantage"),
         ("algo.aggregation", "sum", "algo.aggregation"),
         ("algo.correction", "mis", "algo.correction"),
         ("trainer.optimizer", "sgd", "trainer.optimizer"),
@@ -181,7 +182,5 @@ def test_edges_that_are_fine(key: str, value: Any) -> None:
 def test_time_limits_of_the_machine_never_count_as_the_agents_failure() -> None:
     """Published GRPO keeps every row; the default masks whatever a wall clock ended."""
     limits = {StopReason.TIMEOUT, StopReason.ENV_TIMEOUT}
-    assert {TrainConfig().algo.stop_reasons[reason] for reason in limits} == {"mask"}
-    grpo = compose_config(TrainConfig, "train", ["algo=grpo"]).algo.stop_reasons
-    assert set(grpo) == set(TrainConfig().algo.stop_reasons)
-    assert set(grpo.values()) == {"keep"}
+    assert {stop_map(TrainConfig().algo)[reason] for reason in limits} == {"mask"}
+    assert stop_map(compose_config(TrainConfig, "train", ["algo=grpo"]).algo) == {}
