@@ -66,6 +66,7 @@ class Limits:
     """Bounds of one sandbox; each is enforced inside it and has its own outcome."""
 
     command_s: float = 30.0
+    cpus: float = 0.0  # processors' worth of time; 0: what the scheduler gives
     memory_bytes: int = 512 << 20
     pids: int = 64
     disk_bytes: int = 64 << 20  # bytes the sandbox may write (overlay upper and /tmp)
@@ -85,6 +86,7 @@ class SandboxSpec:
     limits: Limits = field(default_factory=Limits)
     network: Literal["none"] = "none"
     isolation: Literal["namespaces", "none"] = "namespaces"
+    runtime: str = ""  # of containers: "runsc" for gVisor, whatever the engine knows; "" for its own choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ class SandboxConfig:
     grading_concurrency: int = 0  # sandboxes that grade at a time, beside those of agents; 0: two per core
     node_memory_mib: int = 0  # that a node's sandboxes may take together, by their limits; 0: all that it has
     warm: int = 0  # sandboxes started ahead for the coming tasks, at most so many; containers gain most
+    runtime: str = ""  # docker: runtime of the containers, as "runsc" (gVisor with --host-uds=open); "": the engine's
     daemon_calls: int = 6  # container backends: starts and ends in flight at the daemon
 
 
@@ -38,6 +39,8 @@ def validate_sandbox(cfg: SandboxConfig) -> None:
     """No key is set that the backend does not read. ConfigError names the key and the cure."""
     if cfg.image and cfg.isolation == "none":
         raise ConfigError(f"sandbox.image={cfg.image} needs sandbox.isolation=namespaces: without, no image is entered")
+    if cfg.runtime and cfg.backend != "docker":
+        raise ConfigError(f"sandbox.runtime={cfg.runtime} does nothing for sandbox.backend={cfg.backend}: remove it")
     if cfg.backend == "docker" and cfg.isolation == "none":
         raise ConfigError("sandbox.isolation=none is for sandbox.backend=local: a container is isolated, so remove it")
     if cfg.backend == "local" and cfg.daemon_calls != SandboxConfig.daemon_calls:

@@ -145,7 +145,11 @@ def _limits(spec: SandboxSpec, image: Image) -> dict[str, Any]:
     # What lies in memory file systems counts as memory of the container and has its own limit.
     memory = limits.memory_bytes + limits.disk_bytes + tree_bytes + _SUPERVISOR_BYTES
     capped = is_capped(spec, image)
+    chosen: dict[str, Any] = {"Runtime": spec.runtime} if spec.runtime else {}
+    if limits.cpus:
+        chosen["NanoCpus"] = int(limits.cpus * 1e9)
     return {
+        **chosen,
         "NetworkMode": "none",
         "CapDrop": ["ALL"],
         "SecurityOpt": ["no-new-privileges"],

@@ -57,6 +57,15 @@ def test_limits_and_rights(layer: Path) -> None:
     assert all(mount["ReadOnly"] for mount in host["Mounts"])
 
 
+def test_processors_and_another_runtime_when_asked_for() -> None:
+    plain = config(SPEC)["HostConfig"]
+    assert isinstance(plain, dict)
+    assert not {"Runtime", "NanoCpus"} & set(plain)
+    host = config(replace(SPEC, runtime="runsc", limits=replace(LIMITS, cpus=0.5)))["HostConfig"]
+    assert isinstance(host, dict)
+    assert (host["Runtime"], host["NanoCpus"]) == ("runsc", 500_000_000)
+
+
 def test_a_tree_that_grew_is_measured_again(layer: Path) -> None:
     assert container.tree_size((str(layer),)) == (3 * 4096, 3)
     (layer / "three").write_bytes(b"")
@@ -129,5 +138,7 @@ def test_an_engine_elsewhere_is_refused() -> None:
 
 def test_configuration() -> None:
     validate_sandbox(SandboxConfig(backend="docker", image="x", daemon_calls=3))
+    with pytest.raises(ConfigError, match=r"sandbox\.runtime=runsc does nothing for sandbox\.backend=local"):
+        validate_sandbox(SandboxConfig(runtime="runsc"))
     with pytest.raises(ConfigError, match=r"sandbox\.isolation=none"):
         validate_sandbox(SandboxConfig(backend="docker", isolation="none"))
