@@ -133,6 +133,7 @@ static bool note_item(struct setup *out, const struct setup_item *item) {
     case OP_WORKDIR: return (out->workdir = item->a);
     case OP_SHELL: return (out->shell = item->a);
     case OP_IMAGE: return (out->image_layers = item->b) && (out->image = item->a);
+    case OP_CPU: return (out->cpu_limit = item->b) && (out->cpu_group = item->a);
     case OP_USER:
         out->uid = (uint32_t)strtoul(item->a, NULL, 10);
         out->gid = (uint32_t)strtoul(item->b, NULL, 10);

@@ -73,6 +73,7 @@ enum setup_op {
     OP_EMPTY,    /* a: path inside; an empty directory is mounted over what is there */
     OP_IMAGE,    /* a: host directory of the unpacked layers, b: their names in it, uppermost first, joined by ':' */
     OP_USER,     /* a, b: uid and gid of commands inside; 1000 and 1000 without it */
+    OP_CPU,      /* a: cpu cgroup directory to create, or that of OP_CGROUP, b: "FILE VALUE" to write there */
 };
 struct setup_item {
     uint32_t op, len; /* len: bytes of b */
@@ -82,7 +83,7 @@ struct setup {
     uint64_t numbers[N_NUMBERS];
     struct setup_item items[MAX_ITEMS];
     size_t num_items, num_layers, num_env;
-    const char *layers[MAX_LAYERS], *workdir, *shell, *cgroup, *cgroup_limit;
+    const char *layers[MAX_LAYERS], *workdir, *shell, *cgroup, *cgroup_limit, *cpu_group, *cpu_limit;
     const char *image, *image_layers; /* NULL: the root is made of the items */
     uint32_t uid, gid;
     char *env[MAX_ENV + 1];

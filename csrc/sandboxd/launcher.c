@@ -127,10 +127,23 @@ static int make_cgroup(struct sandbox *box) {
         rmdir(setup->cgroup);
         return -1;
     }
-    (void)write_text(dir, "memory.swap.max", "0");
+    (void)write_text(dir, "memory.swap.max", "0");                   /* version 2 */
+    (void)write_text(dir, "memory.memsw.limit_in_bytes", limit); /* version 1 */
     box->oom_fd = openat(dir, "memory.events", O_RDONLY | O_CLOEXEC);
     if (box->oom_fd < 0) box->oom_fd = openat(dir, "memory.oom_control", O_RDONLY | O_CLOEXEC);
     box->join_fd = openat(dir, "cgroup.procs", O_WRONLY | O_CLOEXEC);
+    return dir;
+}
+
+/* The directory of the group that bounds the share of the processors: the memory group (version 2) or a further one. */
+static int make_cpu_group(const struct setup *setup) {
+    char file[64];
+    const char *value = setup->cpu_group ? strchr(setup->cpu_limit, ' ') : NULL;
+    if (!value || value - setup->cpu_limit >= (ptrdiff_t)sizeof file) return -1;
+    snprintf(file, sizeof file, "%.*s", (int)(value - setup->cpu_limit), setup->cpu_limit);
+    if (mkdir(setup->cpu_group, 0755) && errno != EEXIST) return -1;
+    int dir = open(setup->cpu_group, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (dir >= 0) (void)!write_text(dir, file, value + 1);
     return dir;
 }
 
@@ -151,7 +164,7 @@ static void remove_cgroup(int parent, const char *name) {
 int main(int argc, char **argv) {
     static struct setup setup;
     static struct sandbox box = {.setup = &setup, .copy_from_fd = -1, .join_fd = -1, .oom_fd = -1, .upper_fd = -1};
-    int alive[2], parent = -1;
+    int alive[2], parent = -1, cpu_parent = -1;
     char number[16];
     syscall(NR_close_range, SOCKET_FD + 1, ~0u, 0);
     setsid(); /* a Ctrl-C in the owner's terminal must not reach the sandbox */
@@ -166,6 +179,8 @@ int main(int argc, char **argv) {
     if (pipe2(alive, O_CLOEXEC)) fail("pipe");
     int cgroup = make_cgroup(&box);
     if (cgroup >= 0) parent = openat(cgroup, "..", O_PATH | O_DIRECTORY | O_CLOEXEC); /* pivot_root moves us too */
+    int cpu = make_cpu_group(&setup);
+    if (cpu >= 0) cpu_parent = openat(cpu, "..", O_PATH | O_DIRECTORY | O_CLOEXEC);
     pid_t supervisor = fork();
     if (supervisor < 0) fail("fork");
     if (supervisor == 0) {
@@ -178,9 +193,11 @@ int main(int argc, char **argv) {
     close(SOCKET_FD); /* only the supervisor may hold it: the owner sees its end as end of file */
     close(alive[0]);
     snprintf(number, sizeof number, "%d", (int)supervisor);
+    if (cpu >= 0) (void)write_text(cpu, "cgroup.procs", number);
     if (cgroup >= 0 && write_text(cgroup, "cgroup.procs", number) == 0) /* 5 to 20 ms: beside the start, not in it */
         (void)!write(alive[1], "j", 1);
     watch(supervisor, owner_fd, setup.numbers[N_LEASE_MS]);
     if (parent >= 0) remove_cgroup(parent, strrchr(setup.cgroup, '/') + 1);
+    if (cpu_parent >= 0) remove_cgroup(cpu_parent, strrchr(setup.cpu_group, '/') + 1);
     return 0;
 }

@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from swe_rl.sandbox import wire
+from swe_rl.sandbox.cgroup import cpu_limit
 from swe_rl.sandbox.oci import Image, ImageStore, default_store
 from swe_rl.types import SandboxSpec
 
@@ -218,4 +219,6 @@ def setup_body(spec: SandboxSpec, *, cgroup: tuple[str, str] | None = None, flag
     parts += [wire.item(wire.ENV, f"{name}={value}") for name, value in environment(spec).items()]
     if cgroup:
         parts.append(wire.item(wire.CGROUP, *cgroup))
+        if share := cpu_limit(cgroup[0], limits.cpus):
+            parts.append(wire.item(wire.CPU, *share))
     return b"".join(parts)

@@ -1,5 +1,6 @@
 """How each limit of a local sandbox is kept on this machine, and what cannot be kept exactly.
 
+cpu         a quota in a cpu cgroup (version 2 or 1) where Limits.cpus is set; else the scheduler decides
 memory      a memory cgroup (version 2 or 1), swap included; else the supervisor's look at proportional set sizes
             every 15 ms, which a burst can overrun for that long and pages of no process escape
 processes   RLIMIT_NPROC in the sandbox's own user namespace, and the supervisor's count, threads included
@@ -46,7 +47,7 @@ def kernel_version() -> tuple[int, int]:
 @functools.cache
 def bounds() -> tuple[Bound, ...]:
     """Every limit, in the order of Limits."""
-    return (_memory(), _swap(), _processes(), _files())
+    return (_memory(), _swap(), _processes(), _cpu(), _files())
 
 
 def _memory() -> Bound:
@@ -88,6 +89,18 @@ def _processes() -> Bound:
             cure="run as an ordinary user in the container, or start it with --privileged",
         )
     return Bound(name="processes", how="RLIMIT_NPROC of the user namespace, and the supervisor's count")
+
+
+def _cpu() -> Bound:
+    place = cgroup.cpu_parent() if cgroup.parent() is not None else None
+    if place is not None:
+        return Bound(name="cpu", how=f"a quota below {place} where Limits.cpus is set")
+    return Bound(
+        name="cpu",
+        how="the scheduler's even share, and libraries that are told of one core",
+        gap="Limits.cpus cannot be kept: a sandbox may use every core",
+        cure="run as root, or in a delegated group that has the cpu controller",
+    )
 
 
 def _has_namespaces_of_root() -> bool:

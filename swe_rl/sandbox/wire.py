@@ -22,7 +22,7 @@ _RESULT = struct.Struct("<IIQQQIII")
 _OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)  # the supervisor numbers them in this order
 
 # items of a SETUP body
-BIND, DEVICE, LINK, FILE, WORKDIR, LAYER, ENV, SHELL_PATH, CGROUP, EMPTY, IMAGE, USER = range(1, 13)
+BIND, DEVICE, LINK, FILE, WORKDIR, LAYER, ENV, SHELL_PATH, CGROUP, EMPTY, IMAGE, USER, CPU = range(1, 14)
 FLAG_NO_IDMAP, FLAG_USERNS = 1, 2
 
 
