@@ -23,8 +23,10 @@ from swe_rl.rewards.cache import ResultCache, result_key
 from swe_rl.rewards.canary import Canary
 from swe_rl.rewards.patch import CLEAN_ENV
 from swe_rl.rewards.policy import FilteredPatch, filter_patch
+from swe_rl.rewards.script_grading import LOG_BYTES, applies_tests_itself, run_script
 from swe_rl.rewards.suspect import suspicious
 from swe_rl.rewards.terms import Attempt, make_reward
+from swe_rl.tasks.environment import run_setup
 from swe_rl.tasks.test_runner import run_tests
 from swe_rl.types import ExecResult, Reward, SandboxSpec, Task
 
@@ -90,7 +92,7 @@ async def grade(
     Raises SandboxError when no attempt out of 1 + retries came to a verdict.
     """
     try:
-        filtered = _untouched(patch) if trusted else filter_patch(patch, hidden=task.hidden_files, existing=task.tree)
+        filtered = _untouched(patch) if trusted else filter_patch(patch, hidden=_hidden(task), existing=task.tree)
     except PatchError as err:
         return make_reward(task, Attempt({err.reason: 1.0}), patch)
     if not filtered.patch and not trusted:
@@ -102,7 +104,7 @@ async def grade(
         job = _Job(
             task=task,
             patch=filtered.patch,
-            spec=_grading_spec(spec, limit_s),
+            spec=_grading_spec(spec, limit_s, LOG_BYTES if task.test_runner == "script" else REPORT_BYTES),
             limit_s=limit_s,
             open_one=_opener(pool),
             strong=strong,
@@ -113,6 +115,13 @@ async def grade(
             cache.put(key, attempt)
     signs = () if trusted else suspicious(filtered.patch, tree=task.tree)
     return make_reward(task, attempt, patch, filtered, signs=signs)
+
+
+def _hidden(task: Task) -> list[str]:
+    """Paths of hidden tests as they stand in patches: relative to the workspace."""
+    root = task.workdir.rstrip("/") + "/"
+    named = (*task.hidden_files, *task.test_files, *task.hidden_paths)
+    return [path.removeprefix(root) for path in named if not path.startswith("/") or path.startswith(root)]
 
 
 def _untouched(patch: bytes) -> FilteredPatch:
@@ -128,10 +137,10 @@ def _opener(pool: Leases | OpenSandbox | None) -> OpenSandbox:
     return lease
 
 
-def _grading_spec(spec: SandboxSpec, limit_s: float) -> SandboxSpec:
+def _grading_spec(spec: SandboxSpec, limit_s: float, output_bytes: int) -> SandboxSpec:
     limits = replace(
         spec.limits,
-        output_bytes=max(spec.limits.output_bytes, REPORT_BYTES),
+        output_bytes=max(spec.limits.output_bytes, output_bytes),
         command_s=max(spec.limits.command_s, limit_s, APPLY_TIMEOUT_S),
     )
     return replace(spec, limits=limits)
@@ -171,12 +180,11 @@ def _may_be_the_machine(attempt: Attempt) -> bool:
 
 async def _attempt(job: _Job, sandbox: Sandbox) -> Attempt:
     task = job.task
-    if job.patch:
-        applied = _answered(await sandbox.exec(_APPLY, timeout_s=APPLY_TIMEOUT_S, cwd=task.workdir, stdin=job.patch))
-        if applied.outcome == "timeout":
-            return Attempt({"timeout": 1.0})
-        if applied.exit_code != 0:
-            return Attempt({"apply_failed": 1.0})
+    await run_setup(sandbox, task)
+    if job.patch and (reason := await _applied(sandbox, task, job.patch)):
+        return Attempt({reason if reason == "timeout" else "apply_failed": 1.0})
+    if task.test_runner == "script":
+        return await _script_attempt(job, sandbox)
     required = [*task.fail_to_pass, *task.pass_to_pass]
     canary = Canary.beside(required) if task.test_runner == "pytest" and required else None
     ids = required if canary is None else [*required, canary.test_id]
@@ -204,10 +212,39 @@ async def _attempt(job: _Job, sandbox: Sandbox) -> Attempt:
     return Attempt({"tamper": 1.0} if canary and canary.is_forged(run.verdicts, required) else {}, run.verdicts)
 
 
-def _answered(result: ExecResult) -> ExecResult:
+async def _applied(sandbox: Sandbox, task: Task, patch: bytes) -> str:
+    """ "" when `patch` applies to the workspace, else why not."""
+    result = _answered(await sandbox.exec(_APPLY, timeout_s=APPLY_TIMEOUT_S, cwd=task.workdir, stdin=patch))
+    if result.outcome == "timeout":
+        return "timeout"
+    return "" if result.exit_code == 0 else result.stderr[-200:].decode("utf-8", "replace") or "refused"
+
+
+async def _script_attempt(job: _Job, sandbox: Sandbox) -> Attempt:
+    """By the data set's own command, after the hidden tests have come."""
+    task = job.task
+    try:
+        for path, data in task.hidden_files.items():
+            await sandbox.write_file(path if path.startswith("/") else f"{task.workdir}/{path}", data)
+    except OSError as err:
+        if err.errno in _BLOCKED_BY_PATCH:
+            return Attempt({"tests_blocked": 1.0})
+        raise SandboxError(f"the tests cannot be written: {err}") from err
+    if task.test_patch and not applies_tests_itself(task) and (why := await _applied(sandbox, task, task.test_patch)):
+        if job.patch:
+            return Attempt({"tests_blocked": 1.0})
+        raise SandboxError(f"the test patch of task {task.task_id} does not apply to its base: {why}")
+    result, judgement = await run_script(sandbox, task, limit_s=job.limit_s)
+    if _answered(result, script=True).outcome not in ("ok", "nonzero"):
+        return Attempt({result.outcome: 1.0})
+    return Attempt({"incomplete": 1.0}) if judgement is None else Attempt({}, judgement=judgement)
+
+
+def _answered(result: ExecResult, *, script: bool = False) -> ExecResult:
+    """Raises SandboxError for what is the machine's; of a data set's script any exit code may be the tests'."""
     if result.outcome == "lost":
         raise SandboxLost("the sandbox ended while grading")
-    if result.exit_code in _CANNOT_START:
+    if result.exit_code in _CANNOT_START and not script:
         raise SandboxError(
             f"the grading sandbox is unusable: {result.stderr[-200:].decode('utf-8', 'replace').strip()}"
         )

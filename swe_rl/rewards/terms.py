@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from swe_rl.rewards.policy import FilteredPatch
+from swe_rl.tasks.pass_rules import Judgement
 from swe_rl.tasks.test_runner import Verdict
 from swe_rl.types import Reward, Task
 
@@ -30,14 +31,19 @@ class Attempt:
 
     terms: Mapping[str, float]
     report: Mapping[str, Verdict] | None = None  # by test id; None: the tests came to no end
+    judgement: Judgement | None = None  # in place of a report, by the rule of the task's data set
 
     def status(self, task: Task) -> dict[str, str]:
         """Of every required test."""
+        if self.judgement is not None:
+            return dict(self.judgement.statuses)
         required = (*task.fail_to_pass, *task.pass_to_pass)
         return {name: self.report[name].status if self.report else "missing" for name in required}
 
     def fails_only_others(self, task: Task) -> bool:
         """Every FAIL_TO_PASS test passed, and some PASS_TO_PASS test did not."""
+        if self.judgement is not None:
+            return self.judgement.f2p == 1.0 and self.judgement.p2p < 1.0
         status = self.status(task)
         fixed = bool(task.fail_to_pass) and all(status[name] == "passed" for name in task.fail_to_pass)
         return fixed and not self.terms and any(status[name] != "passed" for name in task.pass_to_pass)
@@ -56,14 +62,18 @@ def make_reward(
     status = attempt.status(task)
     forged = float(any(state == "forged" for state in status.values()))
     forged += float("equals everything" in signs)
+    if forged or attempt.terms.get("tamper"):
+        status = dict.fromkeys(status, "error")  # of no result is it known whether it is one
     passed = sum(state == "passed" for state in status.values())
     reasons = {name: value for name, value in attempt.terms.items() if name != "flaky"}
-    resolved = bool(task.fail_to_pass) and passed == len(status) and not reasons and not forged
+    judged = attempt.judgement
+    good = bool(task.fail_to_pass) and passed == len(status) if judged is None else judged.resolved
+    resolved = good and not reasons and not forged
     terms = {
         **attempt.terms,
         "resolved": float(resolved),
-        "f2p": _fraction(task.fail_to_pass, status),
-        "p2p": _fraction(task.pass_to_pass, status),
+        "f2p": _fraction(task.fail_to_pass, status) if judged is None or forged else judged.f2p,
+        "p2p": _fraction(task.pass_to_pass, status) if judged is None or forged else judged.p2p,
         "tests_run": float(sum(state in ("passed", "failed", "error") for state in status.values())),
         "patch_bytes": float(len(patch)),
         "patch_lines": float(changed_lines(filtered.patch if filtered else b"")),
@@ -95,4 +105,4 @@ def _ended(task: Task, attempt: Attempt) -> int:
 
 
 def _fraction(names: tuple[str, ...], status: Mapping[str, str]) -> float:
-    return sum(status[name] == "passed" for name in names) / len(names) if names else 1.0
+    return sum(status.get(name) == "passed" for name in names) / len(names) if names else 1.0

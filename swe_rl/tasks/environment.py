@@ -61,7 +61,8 @@ export GIT_AUTHOR_DATE='946684800 +0000' GIT_COMMITTER_DATE='946684800 +0000'
 export GIT_AUTHOR_NAME=base GIT_AUTHOR_EMAIL=base@localhost GIT_COMMITTER_NAME=base GIT_COMMITTER_EMAIL=base@localhost
 T=$(mktemp -d) || exit 66
 git -c safe.directory='*' ls-files -z >"$T/tracked" 2>/dev/null
-find / -xdev \( -path /proc -o -path /sys -o -path /dev \) -prune -o -name .git -prune -print0 | xargs -0 -r rm -rf --
+find / "$W" -xdev \( -path /proc -o -path /sys -o -path /dev \) -prune -o -name .git -prune -print0 |
+  xargs -0 -r rm -rf --
 find . -name __pycache__ -type d -prune -print0 | xargs -0 -r rm -rf --
 find . -name '*.py[co]' -type f -print0 | xargs -0 -r rm -f --
 for H in /root "$HOME" /home/*; do rm -rf "$H"/.cache "$H"/.npm "$H"/.cargo/registry "$H"/go/pkg/mod/cache; done
@@ -90,13 +91,17 @@ async def prepare_sandbox(sandbox: Sandbox, task: Task) -> None:
     The commit that patches are taken against is then the only one, whatever `task.base_commit` says. Raises
     SandboxError when a step fails: the image is unusable, which says nothing about a policy.
     """
-    if task.tree:
-        return
-    if task.setup_cmd:
-        result = await sandbox.exec(task.setup_cmd, cwd=task.workdir, timeout_s=SETUP_S)
-        if result.exit_code != 0:
-            raise _unprepared(task, "its setup_cmd failed", result.stderr)
+    await run_setup(sandbox, task)
     await hide_answers(sandbox, task)
+
+
+async def run_setup(sandbox: Sandbox, task: Task) -> None:
+    """The set-up command of a task that comes as an image, where it has one. Raises SandboxError when it fails."""
+    if task.tree or not task.setup_cmd:
+        return
+    result = await sandbox.exec(task.setup_cmd, cwd=task.workdir, timeout_s=SETUP_S)
+    if result.exit_code != 0:
+        raise _unprepared(task, "its setup_cmd failed", result.stderr)
 
 
 async def hide_answers(sandbox: Sandbox, task: Task) -> None:

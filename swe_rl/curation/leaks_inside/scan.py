@@ -27,6 +27,8 @@ NOT_READ = ("/proc", "/sys", "/dev")
 MAX_BYTES = 128 << 20  # of one file or member
 MAX_DEPTH = 2  # of archives in archives
 GIT = ("git", "--no-replace-objects")
+ELF = b"\x7fELF"
+FEW = 30
 
 
 class Scan:
@@ -59,7 +61,10 @@ class Scan:
             if os.path.islink(path) or not os.path.isfile(path) or os.path.getsize(path) > MAX_BYTES:
                 return
             with open(path, "rb") as file:
-                data = file.read()
+                data = file.read(4)
+                if data == ELF:
+                    return
+                data += file.read()
         except OSError:
             self.answer["unread"] += 1
             return
@@ -77,16 +82,23 @@ class Scan:
             self.answer["copies"].append(path)
 
     def content(self, data, where, depth):
-        if data[:4] == b"\x7fELF":
+        if data[:4] == ELF:
             return
         for member, body in members(data) if depth < MAX_DEPTH else ():
             self.look_at_name(where + "!/" + member)
             self.content(body, where + "!/" + member, depth + 1)
-        lines = [line.rstrip() for line in data.split(b"\n")]
-        for key in self.keys.keys() & set(lines):
+        keys = self.keys_in(data)
+        lines = [line.rstrip() for line in data.split(b"\n")] if keys else []
+        for key in keys:
             for name, block in self.keys[key]:
                 if holds(lines, block):
                     self.answer["hits"].append([name, where])
+
+    def keys_in(self, data):
+        """The longest lines of blocks that may be among those of `data`; searching is quicker for few of them."""
+        if len(self.keys) <= FEW:
+            return [key for key in self.keys if key in data]
+        return self.keys.keys() & set(data.replace(b"\r\n", b"\n").split(b"\n"))
 
     def repository(self, folder):
         """All objects, and whatever else than one commit is there."""

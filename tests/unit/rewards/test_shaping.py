@@ -27,7 +27,7 @@ def trajectory(*turns: tuple[str, str, str]) -> Trajectory:
         rollout_index=0,
         turns=[
             Turn(
-                context_ids=[],
+                context_ids=[0],
                 completion=sampled,
                 tool_call=ToolCall(name=tool, arguments={"command": command} if command else {}) if tool else None,
                 observation=seen,
