@@ -88,6 +88,12 @@ FAULTS = (
     Fault("CRLF script", "echo a\r\necho b\r\n", ["ok"], 0, b"a\r\nb\r\n"),
     Fault("no PATH", "unset PATH; ls", ["nonzero"], 127, b""),
     Fault("LD_PRELOAD", "export LD_PRELOAD=/nowhere.so; /bin/echo on", ["ok"], 0, b"on\n"),
+    Fault("editor", "git init -q .; git config user.name a; git commit --allow-empty", ["nonzero"], 1, b""),
+    Fault("no repository any more", "rm -rf .git; git status", ["nonzero"], 128, b""),
+    Fault("pager", "yes | head -n 300 | ${PAGER:-less} | wc -l", ["ok"], 0, b"300\n"),
+    Fault("closed work directory", "chmod 000 .; ls; chmod 755 /testbed; ls; echo $?", ["ok"], 0, b"0\n"),
+    Fault("read-only work directory", "cd /usr && echo x > x", ["nonzero"], 1, b""),
+    Fault("kill by name", "(sleep 1000 &); pkill -9 .; echo not reached", ["nonzero"], 137, b""),
     Fault("symlink loop", "ln -s loop loop; cat loop", ["nonzero"], 1, b""),
     Fault("locked directory", "mkdir d; chmod 000 d; ls d; chmod 700 d; rmdir d", ["ok"], 0, b""),
     Fault(
