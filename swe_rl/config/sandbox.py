@@ -15,6 +15,7 @@ class SandboxConfig:
     image: str = ""  # of tasks that name none; empty: the programs of this machine (local), an error elsewhere
     concurrency: int = 16  # agents' sandboxes alive at a time, on each node (under torchrun: in each process)
     command_s: float = 20.0
+    cpus: float = 0.0  # processors' worth of time for one sandbox, where a cgroup can keep it; 0: no bound
     memory_mib: int = 512
     pids: int = 64
     disk_mib: int = 64
@@ -31,7 +32,7 @@ class SandboxConfig:
 BOUNDS = Bounds(
     choices={"backend": ("local", "docker", "kubernetes"), "isolation": ("namespaces", "none")},
     positive=("daemon_calls", "concurrency", "command_s", "memory_mib", "pids", "disk_mib", "output_kib"),
-    not_negative=("infra_retries", "grading_concurrency", "node_memory_mib", "warm"),
+    not_negative=("cpus", "infra_retries", "grading_concurrency", "node_memory_mib", "warm"),
 )
 
 

@@ -79,6 +79,7 @@ def sandbox_spec(task: Task, cfg: SandboxConfig, *, trees: str | Path) -> Sandbo
     """Spec of a sandbox with the task's tree under its workdir; writes the tree to `trees` if it is not there yet."""
     limits = Limits(
         command_s=cfg.command_s,
+        cpus=cfg.cpus,
         memory_bytes=cfg.memory_mib << 20,
         pids=cfg.pids,
         disk_bytes=cfg.disk_mib << 20,
