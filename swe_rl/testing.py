@@ -3,6 +3,7 @@
 - ByteTokenizer: one id per UTF-8 byte and three special tokens
 - ScriptedPolicy: answers with given texts; its logprobs are a function of the ids
 - FakeSandbox: a dict of files and a table of command results; failures on demand
+- FaultInjector: a pool in which a share of all operations fails as machines do
 - FakeEnvironment: answers with given steps
 - make_task: a one-file bug-fix task
 """
@@ -10,13 +11,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Protocol, Self, TypeVar
 
-from swe_rl.errors import SandboxLost
-from swe_rl.protocols import EnvStep, SamplingParams
-from swe_rl.types import Completion, ExecResult, Outcome, Task, ToolCall
+from swe_rl.errors import SandboxError, SandboxLost
+from swe_rl.protocols import EnvStep, SamplingParams, Sandbox
+from swe_rl.types import Completion, ExecResult, Outcome, SandboxSpec, Task, ToolCall
+
+_T = TypeVar("_T")
 
 
 class ByteTokenizer:
@@ -172,6 +178,91 @@ class FakeSandbox:
     def _check_open(self) -> None:
         if self.closed:
             raise SandboxLost("the sandbox is closed")
+
+
+class Leases(Protocol):
+    """A pool, as the fault injector and whoever uses it see one."""
+
+    counts: Counter[str]
+
+    def lease(self, spec: SandboxSpec, **options: Any) -> AbstractAsyncContextManager[Sandbox]: ...
+    def expect(self, specs: Iterable[SandboxSpec]) -> None: ...
+    def snapshot(self) -> Counter[str]: ...
+
+
+class FaultInjector:
+    """A pool around a real one: each operation (open, exec, read, write, close) fails with probability `rate`.
+
+    A failing call may have had its effect or not, half of the time each; the sandbox is gone after it, really closed.
+    `injected` counts by operation. The choices follow `seed` and the order of operations.
+    """
+
+    def __init__(self, pool: Leases, *, rate: float, seed: int = 0) -> None:
+        self._pool, self._rate = pool, rate
+        self._random = random.Random(seed)
+        self.counts = pool.counts
+        self.injected: Counter[str] = Counter()
+        self.operations = 0
+        self.expect, self.snapshot = pool.expect, pool.snapshot
+
+    def strikes(self, operation: str) -> bool:
+        """Whether this operation is to fail."""
+        self.operations += 1
+        struck = self._random.random() < self._rate
+        self.injected[operation] += struck
+        return struck
+
+    def before(self) -> bool:
+        """Whether a failure comes before the call has its effect."""
+        return self._random.random() < 0.5
+
+    @asynccontextmanager
+    async def lease(self, spec: SandboxSpec, **options: Any) -> AsyncIterator[FaultySandbox]:
+        if self.strikes("open"):
+            raise SandboxError("injected: the sandbox could not be started")
+        async with self._pool.lease(spec, **options) as sandbox:
+            yield FaultySandbox(sandbox, self)
+            if self.strikes("close"):
+                raise SandboxError("injected: the sandbox could not be closed")
+
+
+class FaultySandbox:
+    """Implements Sandbox around another one; see FaultInjector."""
+
+    def __init__(self, inner: Sandbox, faults: FaultInjector) -> None:
+        self._inner, self._faults = inner, faults
+
+    async def exec(
+        self, command: str, *, timeout_s: float | None = None, cwd: str | None = None, stdin: bytes | None = None
+    ) -> ExecResult:
+        return await self._struck("exec", lambda: self._inner.exec(command, timeout_s=timeout_s, cwd=cwd, stdin=stdin))
+
+    async def read_file(self, path: str) -> bytes:
+        return await self._struck("read", lambda: self._inner.read_file(path))
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        await self._struck("write", lambda: self._inner.write_file(path, data))
+
+    async def fork(self) -> FaultySandbox:
+        return FaultySandbox(await self._inner.fork(), self._faults)
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def _struck(self, operation: str, call: Callable[[], Awaitable[_T]]) -> _T:
+        if not self._faults.strikes(operation):
+            return await call()
+        if not self._faults.before():
+            await call()
+        await self._inner.close()
+        self._faults.counts["lost"] += 1
+        raise SandboxLost(f"injected: the sandbox was lost during {operation}")
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from typing import Any
 
 import torch
 
+from swe_rl.agents.environments import GAMES, GamePlayer
 from swe_rl.agents.rendering import Renderer, make_renderer
 from swe_rl.cli.paths import cache_dir
 from swe_rl.cli.preflight import check_backends, check_cache, check_cluster, check_counts
@@ -22,7 +22,7 @@ from swe_rl.metrics import open_metrics
 from swe_rl.models import nano_corpus
 from swe_rl.models.loading import load_model
 from swe_rl.models.rope import set_rope
-from swe_rl.protocols import Policy, Sandbox
+from swe_rl.protocols import Policy
 from swe_rl.rollout.collector import Collector
 from swe_rl.rollout.demonstrations import (
     Demonstrator,
@@ -33,7 +33,9 @@ from swe_rl.rollout.demonstrations import (
 )
 from swe_rl.rollout.journal import Journal
 from swe_rl.rollout.progress import RolloutProgress
-from swe_rl.rollout.wiring import rollout_parts
+from swe_rl.rollout.ray_node import RunnerSetup
+from swe_rl.rollout.ray_rollouts import RayCluster, RemoteRunner, open_cluster
+from swe_rl.rollout.wiring import no_patch, rollout_parts, sandbox_pool, ungraded
 from swe_rl.sample_streams import Share, step_tasks
 from swe_rl.sandbox import SandboxPool
 from swe_rl.tasks import load_tasks
@@ -43,7 +45,7 @@ from swe_rl.train_loop import Position, Run
 from swe_rl.training import checkpoint, mesh
 from swe_rl.training.run_dir import RunDir, open_run_dir
 from swe_rl.training.torch_backend import TorchBackend
-from swe_rl.types import Reward, Task, Trajectory
+from swe_rl.types import Task, Trajectory
 
 
 @asynccontextmanager
@@ -76,9 +78,14 @@ async def open_run(cfg: TrainConfig, *, label: str, config_yaml: str) -> AsyncIt
             f"chat rendering: {type(renderer).__name__}, thinking {cfg.agent.thinking}, "
             f"observations as {cfg.agent.observations}"
         )
-        pool = SandboxPool(cfg.sandbox.concurrency)
         progress = RolloutProgress(metrics)
-        parts = Parts(pool=pool, renderer=renderer, trees=cache_dir() / "trees", progress=progress)
+        pool, cluster = sandbox_pool(cfg.sandbox, run_id=run_dir.path.name), None
+        if cfg.rollout.backend == "ray":
+            cluster = await stack.enter_async_context(open_cluster(cfg, run_id=run_dir.path.name))
+            metrics.message(f"rollouts on Ray: {len(cluster.nodes)} nodes, {cluster.places} at a time")
+        else:
+            await stack.enter_async_context(pool)
+        parts = Parts(pool=pool, cluster=cluster, renderer=renderer, trees=cache_dir() / "trees", progress=progress)
         run = Run(
             cfg=cfg,
             dir=run_dir,
@@ -101,7 +108,8 @@ async def open_run(cfg: TrainConfig, *, label: str, config_yaml: str) -> AsyncIt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    pool: SandboxPool
+    pool: SandboxPool  # of this process; without use where a cluster has its own
+    cluster: RayCluster | None
     renderer: Renderer
     trees: Path  # materialised task trees, content-addressed
     progress: RolloutProgress
@@ -109,9 +117,11 @@ class Parts:
 
 def load_task_sets(cfg: TrainConfig) -> tuple[list[Task], dict[str, list[Task]]]:
     """(training tasks, held-out tasks per split). ConfigError when a split is empty."""
-    train = load_tasks(cfg.task.source, split="train", num_tasks=cfg.task.num_train, seed=cfg.task.seed)
+    game = GAMES.get(cfg.task.source)
+    load = game.tasks if game else partial(load_tasks, cfg.task.source)
+    train = load(split="train", num_tasks=cfg.task.num_train, seed=cfg.task.seed)
     held = {
-        split: load_tasks(cfg.task.source, split=split, num_tasks=count, seed=cfg.task.heldout_seed)
+        split: load(split=split, num_tasks=count, seed=cfg.task.heldout_seed)
         for split, count in cfg.eval.splits.items()
     }
     return train, held
@@ -119,11 +129,12 @@ def load_task_sets(cfg: TrainConfig) -> tuple[list[Task], dict[str, list[Task]]]
 
 def load_policy(cfg: TrainConfig) -> tuple[Any, Any]:
     """(transformers model in fp32, tokenizer), with the weights of `init_weights` where given."""
+    game = GAMES.get(cfg.task.source)
     model, tokenizer = load_model(
         cfg.model,
         cache_dir=cache_dir() / "models",
-        texts=nano_corpus.texts(cfg.agent.toolset),
-        whole_words=nano_corpus.whole_words(cfg.agent.toolset),
+        texts=game.texts() if game else nano_corpus.texts(cfg.agent.toolset),
+        whole_words=() if game else nano_corpus.whole_words(cfg.agent.toolset),
     )
     set_rope(model, cfg.model)
     if cfg.init_weights:
@@ -182,10 +193,15 @@ def make_collector(
 ) -> Collector:
     """A collector whose limits are those of `cfg` (a phase may have its own)."""
     made = rollout_parts(cfg, pool=parts.pool, renderer=parts.renderer, trees=parts.trees)
+    runner = None
+    if parts.cluster is not None:
+        setup = partial(RunnerSetup, cfg=cfg, renderer=parts.renderer, trees=str(parts.trees), changes=changes)
+        runner = RemoteRunner(parts.cluster, policy, lambda channel: setup(channel=channel))
     return Collector(
         policy,
         parts=replace(made, **changes),
-        concurrency=cfg.sandbox.concurrency,
+        runner=runner,
+        concurrency=cfg.sandbox.concurrency if parts.cluster is None else parts.cluster.places,
         seed=cfg.seed,
         journal=journal,
         on_rollout=parts.progress.add,
@@ -203,24 +219,16 @@ async def demonstrate(run: Run, phase: PhaseConfig, cfg: TrainConfig, *, parts: 
     }
     made = rollout_parts(cfg, pool=parts.pool, renderer=parts.renderer, trees=parts.trees)
     policy = DemonstratorPolicy(scripts, renderer=parts.renderer, action_format=made.action_format)
-    collector = make_collector(cfg, parts=parts, policy=policy, journal=None, extract_patch=_no_patch, grade=_ungraded)
+    collector = make_collector(cfg, parts=parts, policy=policy, journal=None, extract_patch=no_patch, grade=ungraded)
     own = await collect_demonstrations(
         run.use(collector), chosen, samples_per_task=phase.samples_per_task, phase=phase.name
     )
     return await run.share.all_of(own, tasks)
 
 
-async def _no_patch(sandbox: Sandbox, task: Task) -> bytes:
-    """What a demonstration changed is of no use to anybody."""
-    return b""
-
-
-async def _ungraded(task: Task, patch: bytes) -> Reward:
-    """Demonstrations are imitated whatever they achieve: grading them would only cost time."""
-    return Reward(value=math.nan)
-
-
 def _demonstrator(task: Task, phase: PhaseConfig, *, seed: int, toolset: str) -> Demonstrator:
+    if task.source in GAMES:
+        return GamePlayer(GAMES[task.source], task, seed=seed)
     if task.source != "minirepo":
         return OracleDemonstrator(task, toolset=toolset)
     player = MinirepoDemonstrator(task, seed, p_right=phase.p_right, p_give_up=phase.p_give_up)

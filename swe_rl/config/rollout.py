@@ -33,6 +33,8 @@ class RolloutConfig:
     # spares waiting for stragglers and favours short episodes: rollout/short_bias tells how much.
     spare_rollouts: int = 0
     max_staleness: int = 0  # iterations a rollout may lag behind; 0 is synchronous
+    backend: str = "local"  # local (in this process) | ray (one process per node of a cluster)
+    ray_address: str = ""  # backend=ray: of the cluster; empty: RAY_ADDRESS, or one on this machine for this run
 
 
 ENGINE_BOUNDS = Bounds(
@@ -45,7 +47,7 @@ ENGINE_BOUNDS = Bounds(
     at_most_one=("gpu_memory",),
 )
 ROLLOUT_BOUNDS = Bounds(
-    positive=("group_size", "top_p"), not_negative=("temperature", "max_staleness", "spare_rollouts")
+    choices={"backend": ("local", "ray")}, positive=("group_size", "top_p"), not_negative=("temperature", "max_staleness", "spare_rollouts"),
 )
 UNCUT = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}  # the distribution that loss and evaluation assume
 
@@ -75,3 +77,7 @@ def validate_rollout(cfg: RolloutConfig) -> None:
                 f"rollout.{key}={getattr(cfg, key)} cuts the distribution that the loss assumes: "
                 f"set rollout.{key}={value}"
             )
+    if cfg.ray_address and cfg.backend != "ray":
+        raise ConfigError(
+            f"rollout.ray_address={cfg.ray_address} does nothing for rollout.backend={cfg.backend}: add rollout=ray"
+        )

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from swe_rl.protocols import Policy
 from swe_rl.rollout.journal import Journal, RolloutKey
@@ -42,6 +42,17 @@ class CollectorStats:
     seconds: Counter[str] = field(default_factory=Counter)  # summed over rollouts, by part of Trajectory.timings_s
 
 
+class Runner(Protocol):
+    """Plays and grades single rollouts: RolloutRunner in this process, ray_rollouts.RemoteRunner on other nodes."""
+
+    retried: int  # attempts repeated after trouble of the machine
+
+    async def play(self, task: Task, key: RolloutKey, *, temperature: float) -> Trajectory: ...
+    async def grade(self, task: Task, trajectory: Trajectory) -> Trajectory: ...
+    async def expect(self, tasks: Sequence[Task], copies: int) -> None: ...
+    def sandbox_counts(self) -> Counter[str]: ...
+
+
 class Drained(Exception):
     """`Collector.drain` was called: this rollout had not begun and will not."""
 
@@ -58,9 +69,11 @@ class Collector:
         seed: int,
         journal: Journal | None = None,
         on_rollout: Callable[[Task, Trajectory], None] | None = None,
+        runner: Runner | None = None,
     ) -> None:
-        """`concurrency` bounds the episodes that run at a time; `on_rollout` is called after each finished rollout."""
-        self._runner = RolloutRunner(policy, parts=parts, run_seed=seed)
+        """`concurrency` bounds the episodes that run at a time; `on_rollout` is called after each finished rollout.
+        `runner` plays them elsewhere, instead of with `policy` and `parts` in this process."""
+        self._runner: Runner = runner or RolloutRunner(policy, parts=parts, run_seed=seed)
         self._concurrency = concurrency
         self._places = asyncio.Semaphore(concurrency)
         self._journal = journal
@@ -72,6 +85,14 @@ class Collector:
     def retried(self) -> int:
         """Attempts repeated after trouble of the machine."""
         return self._runner.retried
+
+    def sandbox_counts(self) -> Counter[str]:
+        """What the sandboxes did so far; see sandbox/stats.py."""
+        return self._runner.sandbox_counts()
+
+    async def expect(self, tasks: Sequence[Task], *, group_size: int) -> None:
+        """These tasks come next, in this order: their sandboxes are started ahead where sandbox.warm allows."""
+        await self._runner.expect(tasks, group_size)
 
     async def groups(
         self,

@@ -1,9 +1,13 @@
 """One rollout: sandbox, episode, patch; then, in another sandbox, its grade. Says whose failure each ending is.
 
-- The machine's (SandboxError, EngineError): the same seeds again in a fresh sandbox; after the last try INFRA_ERROR and
-  reward None. A sandbox that is lost every time at the same action is no proof of the agent's doing: a lease that ends
-  or a full machine looks the same.
-- The agent's: its command ended the sandbox, and the sandbox says so (outcome "lost"): ENV_KILLED, 0.
+- The machine's (SandboxError, EngineError). A lost sandbox is first replaced and replayed under the episode, which goes
+  on with the tokens it has (sandbox/replay.py). Where that fails: the same seeds again in a fresh sandbox; after the
+  last try INFRA_ERROR and reward None. Time is not the agent's to lose either: an episode that runs out of it after a
+  recovery is INFRA_ERROR.
+- The agent's: its command ended the sandbox (outcome "lost"), which a backend says only when it saw it, and a replayed
+  sandbox only by the rule in sandbox/replay.py: the same command, two fresh sandboxes, ended from inside, no other one
+  lost between. That a sandbox is lost again and again is no proof: a lease that ends or a full machine looks the same.
+  ENV_KILLED, 0.
 - The agent's: its tree cannot be expressed as a patch (too large, destroyed beyond reading): 0.
 - The set-up's: SandboxUnavailable and EngineDead pass through, no retry would help.
 """
@@ -11,7 +15,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 
@@ -24,6 +29,7 @@ from swe_rl.errors import PatchError, SandboxError, SandboxUnavailable
 from swe_rl.protocols import Environment, Policy, RewardFn, Sandbox
 from swe_rl.rollout.journal import RolloutKey
 from swe_rl.rollout.seeds import turn_seed
+from swe_rl.sandbox.replay import ReplayedSandbox
 from swe_rl.types import Reward, StopReason, Task, Trajectory
 
 
@@ -40,6 +46,9 @@ class RolloutParts:
     limits: AgentConfig
     infra_retries: int  # fresh sandboxes tried after the first
     untested: frozenset[StopReason] = frozenset()  # endings that get reward 0 without a test run
+    shape: Callable[[Reward, Trajectory], Reward] = lambda reward, _: reward  # what the episode adds to its grade
+    expect: Callable[[Sequence[Task], int], Awaitable[None]] | None = None  # may start sandboxes of the next tasks
+    sandbox_counts: Callable[[], Counter[str]] = Counter  # what the pool did so far
 
 
 class RolloutRunner:
@@ -50,6 +59,15 @@ class RolloutRunner:
         self._parts = parts
         self._run_seed = run_seed
         self.retried = 0  # attempts repeated after trouble of the machine
+
+    def sandbox_counts(self) -> Counter[str]:
+        """What the sandboxes did so far, also those of other runners of the same pool."""
+        return self._parts.sandbox_counts()
+
+    async def expect(self, tasks: Sequence[Task], copies: int) -> None:
+        """The tasks that come next, in order, with so many rollouts each: their sandboxes may be started ahead."""
+        if self._parts.expect is not None:
+            await self._parts.expect(tasks, copies)
 
     async def play(self, task: Task, key: RolloutKey, *, temperature: float) -> Trajectory:
         """The episode with its patch, or INFRA_ERROR when every attempt failed. Only ENV_KILLED has a reward
@@ -76,17 +94,19 @@ class RolloutRunner:
         except SandboxUnavailable:
             raise
         except SandboxError as err:
-            return replace(trajectory, stop_reason=StopReason.INFRA_ERROR, detail=f"grading: {err!r}")
-        reward = charge_questions(reward, trajectory, cost=self._parts.limits.question_cost)
+            return grading_lost(trajectory, err)
+        reward = charge_questions(
+            self._parts.shape(reward, trajectory), trajectory, cost=self._parts.limits.question_cost
+        )
         return replace(trajectory, reward=reward, timings_s={**trajectory.timings_s, "grade": time.monotonic() - start})
 
     async def _attempt(self, task: Task, key: RolloutKey, temperature: float) -> Trajectory:
         start = time.monotonic()
-        trajectory = _not_begun(key, temperature)
+        trajectory = not_begun(key, temperature)
         try:
             async with self._parts.open_sandbox(task) as sandbox:
                 wait_s = time.monotonic() - start
-                trajectory = await self._episode(task, sandbox, key, temperature)
+                trajectory = _timed_out_by_recovery(await self._episode(task, sandbox, key, temperature), sandbox)
                 if not trajectory.stop_reason.is_infra and trajectory.stop_reason is not StopReason.ENV_KILLED:
                     trajectory = await self._with_patch(task, sandbox, trajectory)
                 trajectory = replace(trajectory, timings_s={**trajectory.timings_s, "open_sandbox": wait_s})
@@ -132,7 +152,20 @@ class RolloutRunner:
         return replace(trajectory, timings_s={**trajectory.timings_s, "patch": time.monotonic() - start})
 
 
-def _not_begun(key: RolloutKey, temperature: float) -> Trajectory:
+def _timed_out_by_recovery(trajectory: Trajectory, sandbox: Sandbox) -> Trajectory:
+    """INFRA_ERROR instead of a time limit that seconds of recovery counted against."""
+    recovery_s = sandbox.recovery_s if isinstance(sandbox, ReplayedSandbox) else 0.0
+    if not recovery_s:
+        return trajectory
+    trajectory = replace(trajectory, timings_s={**trajectory.timings_s, "recovery": recovery_s})
+    if trajectory.stop_reason not in (StopReason.TIMEOUT, StopReason.ENV_TIMEOUT):
+        return trajectory
+    detail = f"{trajectory.detail}, {recovery_s:.1f} s of it for recovery from a lost sandbox"
+    return replace(trajectory, stop_reason=StopReason.INFRA_ERROR, detail=detail)
+
+
+def not_begun(key: RolloutKey, temperature: float, *, detail: str = "") -> Trajectory:
+    """A rollout that the machine lost before its first turn, or all of."""
     return Trajectory(
         trajectory_id=key.trajectory_id,
         task_id=key.task_id,
@@ -141,7 +174,13 @@ def _not_begun(key: RolloutKey, temperature: float) -> Trajectory:
         turns=[],
         stop_reason=StopReason.INFRA_ERROR,
         temperature=temperature,
+        detail=detail,
     )
+
+
+def grading_lost(trajectory: Trajectory, err: SandboxError) -> Trajectory:
+    """Without a verdict there is no reward, and the rollout leaves its group."""
+    return replace(trajectory, stop_reason=StopReason.INFRA_ERROR, detail=f"grading: {err!r}")
 
 
 def _failed(task: Task, term: str) -> Reward:

@@ -9,8 +9,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from swe_rl.rollout.collector import Collector
+from swe_rl.sandbox.stats import sandbox_metrics
 from swe_rl.types import Trajectory, TrajectoryGroup
 
+_SANDBOX = "sandbox:"  # before the names of sandbox/stats.py
 _COUNTS = (
     *("solve_none", "solve_all", "solve_partial", "uniform", "singleton", "refilled", "refill_rounds"),
     *("masked", "dropped", "unscored", "untested", "lost", "retried"),
@@ -76,7 +78,8 @@ def rollout_metrics(sums: Mapping[str, float]) -> dict[str, float]:
         metrics |= _cut_metrics(sums)
     families = ("stop_reason/", "filtered_")
     found = {name: float(count) for name, count in sums.items() if name.startswith(families)}
-    return metrics | {name if "/" in name else f"rollout/{name}": value for name, value in found.items()}
+    metrics |= {name if "/" in name else f"rollout/{name}": value for name, value in found.items()}
+    return metrics | sandbox_metrics({n.removeprefix(_SANDBOX): v for n, v in sums.items() if n.startswith(_SANDBOX)})
 
 
 def _cut_metrics(sums: Mapping[str, float]) -> dict[str, float]:
@@ -94,7 +97,7 @@ def _cut_metrics(sums: Mapping[str, float]) -> dict[str, float]:
 
 
 class Losses:
-    """What the collector lost, repeated and cut since the last call."""
+    """What the collector lost, repeated and cut, and what its sandboxes did, since the last call."""
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
@@ -102,13 +105,15 @@ class Losses:
 
     def since_last(self) -> dict[str, float]:
         now = self._now()
-        found = {name: value - self._before[name] for name, value in now.items()}
+        found = {name: value - self._before.get(name, 0) for name, value in now.items()}
         self._before = now
         return found
 
     def _now(self) -> dict[str, float]:
         stats = self._collector.stats
+        sandboxes = {_SANDBOX + name: count for name, count in self._collector.sandbox_counts().items()}
         return {
+            **sandboxes,
             "lost": stats.lost,
             "retried": self._collector.retried,
             "cut": stats.cut,

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import math
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from swe_rl.agents.environment import SweEnvironment
+from swe_rl.agents.environments import GAMES
 from swe_rl.agents.formats import FORMATS
 from swe_rl.agents.prompts import load_prompt
 from swe_rl.agents.rendering import Renderer
@@ -18,21 +22,54 @@ from swe_rl.agents.toolsets.human import make_human
 from swe_rl.config import SandboxConfig, TrainConfig
 from swe_rl.errors import SandboxError
 from swe_rl.protocols import Sandbox
-from swe_rl.rewards import ResultCache, extract_patch, grade
+from swe_rl.rewards import ResultCache, extract_patch, grade, shape_reward
+from swe_rl.rollout.games import game_parts
 from swe_rl.rollout.runner import RolloutParts
+from swe_rl.sandbox import SandboxPool
+from swe_rl.sandbox.admission import AGENTS, GRADING
+from swe_rl.sandbox.replay import replayed
 from swe_rl.tasks import materialize, task_spec
+from swe_rl.tasks.environment import prepare_sandbox
 from swe_rl.types import Limits, Reward, SandboxSpec, Task
 
 
 class Pool(Protocol):
     """The part of sandbox.SandboxPool that is used here."""
 
-    def lease(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]: ...
+    counts: Counter[str]
+
+    def lease(self, spec: SandboxSpec, *, lane: str = AGENTS) -> AbstractAsyncContextManager[Sandbox]: ...
+    def expect(self, specs: Iterable[SandboxSpec]) -> None: ...
+    def snapshot(self) -> Counter[str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GradingLane:
+    """A pool as grading sees it: its leases wait in a lane of their own, behind no agent."""
+
+    pool: Pool
+
+    def lease(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
+        return self.pool.lease(spec, lane=GRADING)
+
+
+def sandbox_pool(cfg: SandboxConfig, *, run_id: str = "") -> SandboxPool:
+    """The manager of this node's sandboxes, as configured. Its owner enters and leaves it."""
+    return SandboxPool(
+        cfg.concurrency,
+        grading=cfg.grading_concurrency,
+        memory_bytes=cfg.node_memory_mib << 20,
+        warm=cfg.warm,
+        daemon_calls=cfg.daemon_calls,
+        run_id=run_id,
+    )
 
 
 def rollout_parts(cfg: TrainConfig, *, pool: Pool, renderer: Renderer, trees: str | Path) -> RolloutParts:
     """Parts as configured. `pool` bounds the sandboxes of episodes and grading together; `trees` holds materialised
     tasks. Equal patches of a task are graded once."""
+    if cfg.task.source in GAMES:
+        return game_parts(cfg, GAMES[cfg.task.source], renderer=renderer)
     toolset = make_toolset(cfg.agent)
     action_format = FORMATS[cfg.agent.action_format].bind(toolset.signatures)
     environment = partial(
@@ -45,23 +82,39 @@ def rollout_parts(cfg: TrainConfig, *, pool: Pool, renderer: Renderer, trees: st
 
     @asynccontextmanager
     async def open_sandbox(task: Task) -> AsyncIterator[Sandbox]:
-        async with pool.lease(await _spec(task, cfg.sandbox, trees)) as sandbox:
+        spec = await _spec(task, cfg.sandbox, trees)
+        async with replayed(pool, spec, retries=cfg.sandbox.infra_retries) as sandbox:
+            await prepare_sandbox(sandbox, task)
             yield sandbox
+
+    async def expect(tasks: Sequence[Task], copies: int) -> None:
+        if cfg.sandbox.warm:
+            specs = [await _spec(task, cfg.sandbox, trees) for task in tasks]
+            pool.expect(spec for spec in specs for _ in range(copies))
 
     async def patch_of(sandbox: Sandbox, task: Task) -> bytes:
         return await extract_patch(
             sandbox,
             workdir=task.workdir,
             max_bytes=cfg.reward.max_patch_bytes,
-            base_commit=task.base_commit,
+            base_commit=task.base_commit if task.tree else "",  # of an image: the one commit that there is
             base_tree=task.tree,
         )
 
-    limit_s, retries, cache = cfg.reward.grade_s, cfg.reward.grade_retries, ResultCache()
+    reward, cache = cfg.reward, ResultCache()
 
     async def score(task: Task, patch: bytes) -> Reward:
-        spec = await _spec(task, cfg.sandbox, trees)
-        return await grade(task, patch, spec=spec, timeout_s=limit_s, retries=retries, pool=pool, cache=cache)
+        return await grade(
+            task,
+            patch,
+            spec=await _spec(task, cfg.sandbox, trees),
+            timeout_s=reward.grade_s,
+            retries=reward.grade_retries,
+            pool=GradingLane(pool),
+            cache=cache,
+            strong=reward.strong,
+            rerun=reward.rerun,
+        )
 
     return RolloutParts(
         open_sandbox=open_sandbox,
@@ -72,7 +125,20 @@ def rollout_parts(cfg: TrainConfig, *, pool: Pool, renderer: Renderer, trees: st
         action_format=action_format,
         limits=cfg.agent,
         infra_retries=cfg.sandbox.infra_retries,
+        shape=partial(shape_reward, cfg=reward),
+        expect=expect,
+        sandbox_counts=pool.snapshot,
     )
+
+
+async def no_patch(sandbox: Sandbox, task: Task) -> bytes:
+    """In place of extract_patch: what a demonstration changed is of no use to anybody."""
+    return b""
+
+
+async def ungraded(task: Task, patch: bytes) -> Reward:
+    """In place of grade: demonstrations are imitated whatever they achieve, grading them would only cost time."""
+    return Reward(value=math.nan)
 
 
 def sandbox_spec(task: Task, cfg: SandboxConfig, *, trees: str | Path) -> SandboxSpec:
@@ -89,10 +155,12 @@ def sandbox_spec(task: Task, cfg: SandboxConfig, *, trees: str | Path) -> Sandbo
     base = SandboxSpec(
         backend=cfg.backend,  # type: ignore[arg-type]  # validated with the configuration
         image=cfg.image,
+        runtime=cfg.runtime,
         limits=limits,
         isolation=cfg.isolation,  # type: ignore[arg-type]
     )
-    return task_spec(task, base, tree=materialize(task, trees))
+    in_image = bool(task.image) and not task.tree
+    return task_spec(task, base, tree=None if in_image else materialize(task, trees))
 
 
 async def _spec(task: Task, cfg: SandboxConfig, trees: str | Path) -> SandboxSpec:

@@ -1,11 +1,13 @@
 """Removes what sandboxes of dead owners left on this machine.
 
-Nothing should be left: the kernel removes processes and mounts, the launcher its cgroup. This is for the case that
-launchers were killed by hand, and for the temporary trees of isolation="none".
+Of local sandboxes nothing should be left: the kernel removes processes and mounts, the launcher its cgroup. This is for
+the case that launchers were killed by hand, for the temporary trees of isolation="none", and for heartbeat files.
+A pool runs it at its start, now and then, and at its end; `swe-rl sandbox reap` does on demand.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -14,9 +16,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from swe_rl.errors import SandboxError
 from swe_rl.sandbox import bare, cgroup
 from swe_rl.sandbox.launch import OWNER_ARGUMENT, PROGRAM
-from swe_rl.sandbox.owner import is_alive
+from swe_rl.sandbox.owner import is_alive, reap_leases
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,11 +29,20 @@ class Reaped:
     processes: int
     cgroups: int
     directories: int
+    containers: int
+    leases: int  # heartbeat files; they are left by every kill and are no sandboxes
+
+    @property
+    def total(self) -> int:
+        """What was left of sandboxes."""
+        return self.processes + self.cgroups + self.directories + self.containers
 
 
 def reap() -> Reaped:
-    """Kills launchers and supervisors, removes cgroups and directories whose owner is dead; returns how many."""
-    return Reaped(processes=_reap_processes(), cgroups=_reap_cgroups(), directories=_reap_directories())
+    """Kills launchers and supervisors, removes cgroups, directories, containers and heartbeat files of dead owners;
+    returns how many. An owner that has stopped beating counts as dead (owner.py)."""
+    found = {"processes": _reap_processes(), "cgroups": _reap_cgroups(), "directories": _reap_directories()}
+    return Reaped(**found, containers=_reap_containers(), leases=reap_leases())
 
 
 def _reap_processes() -> int:
@@ -68,6 +82,16 @@ def _remove_group(path: Path) -> bool:
         except OSError:
             time.sleep(0.01)  # its processes are still on their way out
     return False
+
+
+def _reap_containers() -> int:
+    from swe_rl.sandbox.docker import reap_containers
+
+    try:
+        return reap_containers(is_alive)
+    except SandboxError as err:  # an engine in trouble: the next reaper sees to it
+        log.warning("containers of dead owners were not looked for: %s", err)
+        return 0
 
 
 def _reap_directories() -> int:

@@ -1,0 +1,127 @@
+"""The relay between episodes elsewhere and the driver's policy: answers, errors, cancellation, sessions. Without a
+cluster: an actor handle is stood in for by the object itself."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import pytest
+from real_parts import require
+
+from swe_rl.errors import EngineDead, EngineError, InvariantError, SandboxUnavailable, SweRlError
+from swe_rl.protocols import SamplingParams
+from swe_rl.rollout.ray_relay import Failure, PolicyRelay, PolicyServer, RelayedPolicy
+from swe_rl.testing import ScriptedPolicy
+from swe_rl.types import Completion
+
+PARAMS = SamplingParams(max_new_tokens=64, stop_ids=(258,), seed=5)
+
+
+class Handle:
+    """`handle.method.remote(...)` as an actor's, run on this event loop."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def __getattr__(self, name: str) -> Any:
+        method: Callable[..., Any] = getattr(self._actor, name)
+
+        class Method:
+            @staticmethod
+            def remote(*arguments: Any) -> asyncio.Future[Any]:
+                return asyncio.ensure_future(method(*arguments))
+
+        return Method
+
+
+@pytest.fixture
+async def relay() -> AsyncIterator[tuple[Handle, PolicyServer]]:
+    require(importlib.util.find_spec("ray") is not None, "package ray")
+    handle = Handle(PolicyRelay())
+    server = PolicyServer(handle)
+    yield handle, server
+    await server.close()
+
+
+async def test_answers_reach_whoever_asked(relay: tuple[Handle, PolicyServer]) -> None:
+    handle, server = relay
+    policies = [ScriptedPolicy(lambda session, turn: f"{session}-{turn}", delay_s=0.001, version=v) for v in (1, 2)]
+    remote = [RelayedPolicy(handle, server.serve(policy)) for policy in policies]
+
+    async def episode(which: int, session: str) -> list[str]:
+        prompt, texts = [65], []
+        for _ in range(3):
+            got = await remote[which].generate(prompt, PARAMS, session=session)
+            assert got.policy_version == which + 1
+            texts.append(bytes(got.token_ids[:-1]).decode())
+            prompt = [*prompt, *got.token_ids]
+        await remote[which].release(session)
+        return texts
+
+    found = await asyncio.gather(*(episode(i % 2, f"s{i}") for i in range(10)))
+    assert found == [[f"s{i}-{turn}" for turn in range(3)] for i in range(10)]
+    await asyncio.sleep(0.02)
+    assert sorted(policies[0].released) == ["s0", "s2", "s4", "s6", "s8"]
+    assert policies[1].seeds["s1", 2] == 5
+
+
+async def test_errors_keep_their_kind(relay: tuple[Handle, PolicyServer]) -> None:
+    handle, server = relay
+    errors = {"dead": EngineDead("gone"), "busy": EngineError("full"), "drift": InvariantError("nan")}
+    remote = RelayedPolicy(handle, server.serve(ScriptedPolicy(lambda session, turn: errors[session])))
+    for session, error in errors.items():
+        with pytest.raises(type(error), match=str(error)) as caught:
+            await remote.generate([1], PARAMS, session=session)
+        assert type(caught.value) is type(error)
+
+
+async def test_a_bug_of_the_policy_does_not_hang_the_node(relay: tuple[Handle, PolicyServer]) -> None:
+    handle, server = relay
+
+    class Broken(ScriptedPolicy):
+        async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str) -> Completion:
+            raise KeyError("typo")
+
+    remote = RelayedPolicy(handle, server.serve(Broken([])))
+    with pytest.raises(InvariantError, match="KeyError"):
+        await asyncio.wait_for(remote.generate([1], PARAMS, session="s"), 5)
+
+
+async def test_cancelling_there_cancels_here(relay: tuple[Handle, PolicyServer]) -> None:
+    handle, server = relay
+    state = {"running": 0, "cancelled": 0}
+
+    class Slow(ScriptedPolicy):
+        async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str) -> Completion:
+            state["running"] += 1
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                state["cancelled"] += 1
+                raise
+            raise AssertionError("too late")
+
+    slow = Slow([])
+    channel = server.serve(slow)
+    remote = RelayedPolicy(handle, channel)
+    one = asyncio.create_task(remote.generate([1], PARAMS, session="one"))
+    two = asyncio.create_task(remote.generate([1], PARAMS, session="two"))
+    await asyncio.sleep(0.05)
+    assert state["running"] == 2
+    one.cancel()
+    await asyncio.sleep(0.05)
+    assert state["cancelled"] == 1
+    await server.forget(channel, "two")  # its node is gone
+    assert slow.released == ["two"]
+    await asyncio.sleep(0.05)
+    assert state["cancelled"] == 2
+    two.cancel()
+
+
+def test_failures_travel_by_name() -> None:
+    for error in (SandboxUnavailable("no namespaces"), EngineDead("x"), SweRlError("other")):
+        back = Failure.of(error).exception()
+        assert (type(back), str(back)) == (type(error), str(error))
