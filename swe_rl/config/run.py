@@ -15,7 +15,7 @@ from swe_rl.config.cluster import ClusterConfig, validate_cluster
 from swe_rl.config.model import ModelConfig, validate_model
 from swe_rl.config.phase import PHASE_GROUPS, PhaseConfig, expand_rounds, validate_phase, validate_pools
 from swe_rl.config.rollout import EngineConfig, RolloutConfig, validate_engine, validate_rollout
-from swe_rl.config.sandbox import SandboxConfig
+from swe_rl.config.sandbox import SandboxConfig, validate_sandbox
 from swe_rl.config.tasks import RewardConfig, TaskConfig
 from swe_rl.config.trainer import BatchingConfig, TrainerConfig, validate_trainer
 from swe_rl.errors import ConfigError
@@ -110,6 +110,7 @@ def _validate_groups(cfg: TrainConfig) -> None:
     _validate_limits(cfg)
     validate_engine(cfg.engine)
     validate_rollout(cfg.rollout)
+    validate_sandbox(cfg.sandbox)
     validate_trainer(cfg.trainer)
     validate_cluster(cfg.cluster)
     validate_model(cfg.model, max_context_tokens=cfg.agent.max_context_tokens)
@@ -147,6 +148,12 @@ def _validate_fixed(cfg: TrainConfig, phase: PhaseConfig) -> None:
     for key in ("backend", "fsdp", *trainer.MEGATRON_KEYS):
         if getattr(changed.trainer, key) != getattr(cfg.trainer, key):
             raise ConfigError(f"{where}.trainer.{key} cannot take effect: set trainer.{key} for the whole run")
+    for key in ("backend", "ray_address"):
+        if getattr(changed.rollout, key) != getattr(cfg.rollout, key):
+            raise ConfigError(f"{where}.rollout.{key} cannot take effect: set rollout.{key} for the whole run")
+    for key in ("grading_concurrency", "node_memory_mib", "warm", "daemon_calls"):  # of the one pool of a node
+        if getattr(changed.sandbox, key) != getattr(cfg.sandbox, key):
+            raise ConfigError(f"{where}.sandbox.{key} cannot take effect: set sandbox.{key} for the whole run")
     if cfg.trainer.fsdp and changed.model.dtype != cfg.model.dtype:
         raise ConfigError(f"{where}.model.dtype cannot change with trainer.fsdp: set it for the whole run")
     if changed.agent.max_context_tokens > cfg.agent.max_context_tokens:
