@@ -49,4 +49,4 @@ def set_rope(model: PreTrainedModel, cfg: ModelConfig) -> None:
     if after != present:
         setattr(model, ORIGINAL, came_with)
         model.config.rope_parameters = dict(after)
-        body.rotary_emb = type(body.rotary_emb)(config=model.config, device=body.rotary_emb.inv_freq.device)
+        body.rotary_emb = type(body.rotary_emb)(config=model.config).to(body.rotary_emb.inv_freq.device)
