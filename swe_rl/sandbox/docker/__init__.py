@@ -8,21 +8,35 @@ boot id, results kept until acknowledged, a command never run twice. An attached
 none of that; it would only help with an engine on another machine, which is refused.
 
 Threat model: the code in the container is hostile; the engine, the kernel and other processes of the owner are
-trusted. Each line with the test that holds it (tests/contracts/test_docker_threats.py unless named otherwise):
-- It cannot get rights: no capability, no_new_privs, our system call filter beside the engine's, not root.
-  test_sandbox.py::test_every_fault_ends_as_promised ("rights", "mount", "new user namespace")
-- It cannot reach a network: no interface but loopback.                ("network", "interfaces" of the same table)
-- It cannot read or stop the supervisor, nor learn the nonce.          ("supervisor is closed", "kill 1"), test_nonce_*
-- It cannot speak for the supervisor: the socket's directory is read-only inside, the first frame must carry the
-  nonce, unproven connections are few and short.                       test_strangers_at_the_socket_are_refused
-- It cannot outlive its command's limit: every process carries a group that it may not drop.  (whole fault table)
-- It cannot fill the machine: memory, processes, disk and output have limits.                 (whole fault table)
-- It cannot change the task's tree or its mounts on the host.          test_layers_and_mounts_are_read_only
-- It cannot outlive its owner or its lease: it ends by itself, and is removed by the engine or the reaper.
-                                                                       test_sigkill_of_the_owner_*, test_lease_*
-- A restarted container cannot pass for the one before: its files are gone.  test_another_boot_id_is_a_lost_sandbox
-- Trouble of the engine is SandboxError, never a result.               test_docker_engine_trouble_*
-Not covered: a bug of the kernel that is reachable without rights. Another runtime (SandboxSpec.runtime) helps there.
+trusted. What it tries, what stands in the way, and the test in tests/contracts that shows it:
+
+    gains rights                   no capability, no_new_privs, our system call filter beside the engine's; an ordinary
+                                   user, or the image's where that owns the repository
+                                   test_every_fault_ends_as_promised, test_an_image_that_brings_its_repository
+    reaches a network              no interface but loopback: test_every_fault_ends_as_promised
+    reads secrets or neighbours    an environment made from nothing, namespaces of its own
+                                   test_nothing_of_the_host_is_visible_and_secrets_stay_out,
+                                   test_two_sandboxes_do_not_see_each_other
+    stops or reads the supervisor  another user's process and PID 1, closed to ptrace and /proc
+                                   test_every_fault_ends_as_promised, test_an_image_that_brings_its_repository
+    speaks for the supervisor      its socket lies in a read-only mount, the first frame must carry a nonce that no
+                                   command can read, unproven connections are few and short
+                                   test_nonce_and_socket_are_closed_to_commands,
+                                   test_strangers_at_the_socket_are_refused
+    passes an empty container off  another boot id is a lost sandbox: test_another_boot_id_is_a_lost_sandbox
+    outlives its command's limit   every process carries a group that it may not drop: test_every_fault_ends_as_promised,
+                                   test_timeout_of_one_command_spares_the_others_and_background_jobs
+    fills the machine              memory, processes, files, output: test_every_fault_ends_as_promised,
+                                   test_disk_on_the_storage_of_the_engine_is_measured
+    changes the task for others    layers and mounts are read-only: test_layers_and_mounts_are_read_only
+    outlives its owner or lease    it ends by itself, and is removed by the engine or the reaper
+                                   test_sigkill_of_the_owner_leaves_no_container, test_lease_ends_a_container,
+                                   test_reaper_removes_what_the_dead_and_the_late_left
+    makes the engine fail          that is SandboxError, never a result: test_docker_engine_trouble_is_typed,
+                                   test_engine_restarts_under_a_sandbox
+
+Not covered: a fault of the kernel that is reachable without rights (SandboxSpec.runtime="runsc" puts gVisor before it),
+and side channels. What this machine's engine cannot keep exactly is shown by `swe-rl doctor` (enforcement.py).
 """
 
 from swe_rl.sandbox.docker.engine import Engine

@@ -30,7 +30,7 @@ static size_t valid_frame(uint8_t *at) {
         for (int i = 0; i < N_NUMBERS; i++, end += 8) put_u64(end, any(1 << 30));
         uint32_t items = any(12);
         for (uint32_t i = 0; i < items + 2; i++) {
-            put_u32(end, i == 0 ? OP_WORKDIR : i == 1 ? OP_SHELL : 1 + any(OP_CGROUP));
+            put_u32(end, i == 0 ? OP_WORKDIR : i == 1 ? OP_SHELL : 1 + any(OP_USER));
             end += 4;
             end += put_bytes(end, "/some/path", any(11));
             end += put_bytes(end, "content\0with nul", any(17));
@@ -76,6 +76,8 @@ static void parse(const struct frame *frame) {
     touch(setup.shell);
     touch(setup.cgroup);
     touch(setup.cgroup_limit);
+    touch(setup.image);
+    touch(setup.image_layers);
     for (size_t i = 0; i < setup.num_layers; i++) touch(setup.layers[i]);
     for (char **env = setup.env; *env; env++) touch(*env);
     for (size_t i = 0; i < setup.num_items; i++) {

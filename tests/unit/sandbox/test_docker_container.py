@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import swe_rl.sandbox.docker
 from swe_rl.config.sandbox import SandboxConfig, validate_sandbox
 from swe_rl.errors import ConfigError, SandboxUnavailable
 from swe_rl.sandbox import wire
@@ -134,6 +136,15 @@ def test_accounts_gain_the_agent_and_keep_the_rest(tmp_path: Path) -> None:
 def test_an_engine_elsewhere_is_refused() -> None:
     with pytest.raises(SandboxUnavailable, match="cannot call back"):
         Engine("ssh://user@host")
+
+
+def test_every_line_of_the_threat_model_names_a_test() -> None:
+    text = swe_rl.sandbox.docker.__doc__ or ""
+    names = set(re.findall(r"test_\w+", text))
+    suites = Path(__file__).parents[2].joinpath("contracts").glob("test_*.py")
+    known = set(re.findall(r"def (test_\w+)", "".join(path.read_text() for path in suites)))
+    assert len(names) > 12
+    assert names <= known
 
 
 def test_configuration() -> None:
