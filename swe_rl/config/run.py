@@ -16,7 +16,7 @@ from swe_rl.config.model import ModelConfig, validate_model
 from swe_rl.config.phase import PHASE_GROUPS, PhaseConfig, expand_rounds, validate_phase, validate_pools
 from swe_rl.config.rollout import EngineConfig, RolloutConfig, validate_engine, validate_rollout
 from swe_rl.config.sandbox import SandboxConfig, validate_sandbox
-from swe_rl.config.tasks import RewardConfig, TaskConfig
+from swe_rl.config.tasks import RewardConfig, TaskConfig, validate_game, validate_reward
 from swe_rl.config.trainer import BatchingConfig, TrainerConfig, validate_trainer
 from swe_rl.errors import ConfigError
 
@@ -107,6 +107,8 @@ def _validate_groups(cfg: TrainConfig) -> None:
         bounds.check(getattr(cfg, name) if name else cfg, name)
     validate_algo(cfg.algo)
     validate_agent(cfg.agent)
+    validate_reward(cfg.reward, cfg.task, advantage=cfg.algo.advantage)
+    validate_game(cfg.task, cfg.agent)
     _validate_limits(cfg)
     validate_engine(cfg.engine)
     validate_rollout(cfg.rollout)

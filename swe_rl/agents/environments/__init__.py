@@ -50,7 +50,7 @@ class GamePlayer:
     """A demonstrator (see rollout.demonstrations) for games."""
 
     def __init__(self, game: type[Game], task: Task, *, seed: int) -> None:
-        self._game, self._task, self._rng = game, task, Random(seed)
+        self._game, self._task, self._rng = game, task, Random(f"{task.task_id}/{seed}")
 
     def next_call(self, last_observation: str | None, test_passed: bool | None) -> ToolCall:
         """The next action after what was last seen."""
