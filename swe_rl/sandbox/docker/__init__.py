@@ -24,7 +24,8 @@ trusted. What it tries, what stands in the way, and the test in tests/contracts 
                                    test_nonce_and_socket_are_closed_to_commands,
                                    test_strangers_at_the_socket_are_refused
     passes an empty container off  another boot id is a lost sandbox: test_another_boot_id_is_a_lost_sandbox
-    outlives its command's limit   every process carries a group that it may not drop: test_every_fault_ends_as_promised,
+    outlives its command's limit   every process carries a group that it may not drop
+                                   test_every_fault_ends_as_promised,
                                    test_timeout_of_one_command_spares_the_others_and_background_jobs
     fills the machine              memory, processes, files, output: test_every_fault_ends_as_promised,
                                    test_disk_on_the_storage_of_the_engine_is_measured

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from swe_rl.sandbox import wire
 from swe_rl.sandbox.base_root import container_environment
 from swe_rl.sandbox.client import check_spec
 from swe_rl.sandbox.docker.door import SOCKET_NAME
-from swe_rl.sandbox.docker.engine import Image
+from swe_rl.sandbox.docker.engine import Abilities, Image
 from swe_rl.sandbox.owner import owner_label
 from swe_rl.types import SandboxSpec
 
@@ -116,11 +115,13 @@ def container_config(
     shared: Path,
     program: str,
     auto_remove: bool = True,
-    extra_capabilities: Sequence[str] = (),
+    abilities: Abilities,
 ) -> dict[str, Any]:
     """Body of POST /containers/create. `directory` is the sandbox's own on this machine, `shared` its socket's."""
     host = _limits(spec, image)
-    host["CapAdd"] = [*CAPABILITIES, *extra_capabilities]
+    host["CapAdd"] = [*CAPABILITIES, *(["SYS_RESOURCE"] if abilities.spares_supervisor else [])]
+    if abilities.has_quota and not is_capped(spec, image):
+        host["StorageOpt"] = {"size": str(spec.limits.disk_bytes)}
     host["Mounts"] = _mounts(spec, directory, shared, program)
     host["AutoRemove"] = auto_remove
     return {

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from swe_rl.sandbox.docker.engine import Engine
+from swe_rl.sandbox.docker.engine import Abilities, Engine
 
 
-def gaps(info: Mapping[str, Any], extra_capabilities: tuple[str, ...]) -> list[tuple[str, str]]:
+def gaps(info: Mapping[str, Any], abilities: Abilities) -> list[tuple[str, str]]:
     """(what is not kept, cure) of what the engine says of itself (`Engine.info`) and could grant."""
     found = []
     if not info.get("MemoryLimit"):
@@ -17,7 +17,7 @@ def gaps(info: Mapping[str, Any], extra_capabilities: tuple[str, ...]) -> list[t
         found.append(("swap of containers has no limit", "boot with swapaccount=1, or switch swap off"))
     if not info.get("PidsLimit"):
         found.append(("processes are counted by the supervisor only", "enable the pids controller of cgroups"))
-    if "SYS_RESOURCE" not in extra_capabilities:
+    if not abilities.spares_supervisor:
         found.append(
             (
                 "the memory killer may choose the supervisor: the sandbox is then lost",
@@ -26,12 +26,13 @@ def gaps(info: Mapping[str, Any], extra_capabilities: tuple[str, ...]) -> list[t
         )
     if not any("seccomp" in option for option in info.get("SecurityOptions") or ()):
         found.append(("only our system call filter holds", "use an engine and a kernel with seccomp"))
-    found.append(
-        (
-            "a repository that an image brings has no quota: what is written is measured twice a second",
-            "none is needed for tasks whose trees are layers: they lie in memory file systems of limited size",
+    if not abilities.has_quota:
+        found.append(
+            (
+                "a repository that an image brings has no quota: what is written is measured twice a second",
+                "none is needed for tasks whose trees are layers: they lie in memory file systems of limited size",
+            )
         )
-    )
     return found
 
 
@@ -39,5 +40,5 @@ def engine_gaps() -> list[tuple[str, str]]:
     """The same of the running engine. Raises SandboxError when it fails."""
     engine = Engine.shared()
     images = engine.image_ids()
-    extra = engine.extra_capabilities(images[0]) if images else ("SYS_RESOURCE",)  # tried out with an image
-    return gaps(engine.info(), extra)
+    full = Abilities(spares_supervisor=True, has_quota=True)
+    return gaps(engine.info(), engine.abilities(images[0]) if images else full)  # tried out with an image

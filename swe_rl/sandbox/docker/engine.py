@@ -41,6 +41,14 @@ class Image:
     directories: frozenset[str]  # of those that may become the work directory, the ones it has
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abilities:
+    """What not every engine, or its storage, or the machine it is on, can do."""
+
+    spares_supervisor: bool  # has CAP_SYS_RESOURCE to give, which keeps the memory killer from PID 1
+    has_quota: bool  # can cap what a container writes to the engine's storage
+
+
 class Engine:
     """One client per process and address (`Engine.shared`). Thread-safe."""
 
@@ -48,7 +56,7 @@ class Engine:
         self.host = host
         self._answered = False
         self._images: dict[tuple[str, str], Image] = {}
-        self._extra: tuple[str, ...] | None = None
+        self._abilities: Abilities | None = None
         self._lock = threading.Lock()
         if not host.startswith("unix://"):
             raise SandboxUnavailable(
@@ -127,28 +135,35 @@ class Engine:
         stream.close()
         return bool(found["mode"] & (1 << 31)) or stat.S_ISDIR(found["mode"])  # Go's bit of a directory
 
-    def extra_capabilities(self, image_id: str) -> tuple[str, ...]:
-        """SYS_RESOURCE, which keeps the memory killer from PID 1, where this engine has it to give; tried out once."""
+    def abilities(self, image_id: str) -> Abilities:
+        """What this engine can grant; tried out once, with that image."""
         with self._lock:
-            if self._extra is None:
-                self._extra = self._call("start a container", lambda: self._grantable(image_id))
-            return self._extra
+            if self._abilities is None:
+                self._abilities = Abilities(
+                    spares_supervisor=self._try({"CapDrop": ["ALL"], "CapAdd": ["SYS_RESOURCE"]}, image_id),
+                    has_quota=self._try({"StorageOpt": {"size": "64M"}}, image_id),
+                )
+            return self._abilities
 
-    def _grantable(self, image_id: str) -> tuple[str, ...]:
+    def _try(self, host: Mapping[str, Any], image_id: str) -> bool:
+        """Whether a container with these parts of HostConfig gets as far as its program, which does not exist."""
         from docker.errors import APIError
 
-        wanted = ("SYS_RESOURCE",)
-        # The program does not exist: reaching that error means that the capability was granted.
-        host = {"NetworkMode": "none", "CapDrop": ["ALL"], "CapAdd": list(wanted)}
-        config = {"Image": image_id, "Entrypoint": ["/.swe-rl-none"], "HostConfig": host}
-        probe = self._api.create_container_from_config(config)["Id"]
+        config = {"Image": image_id, "Entrypoint": ["/.swe-rl-none"], "HostConfig": {"NetworkMode": "none", **host}}
+        name = f"swe-rl-probe-{os.getpid()}-{time.monotonic_ns()}"
+
+        def attempt() -> bool:
+            try:
+                self._api.create_container_from_config(config, name=name)
+                self._api.start(name)
+            except APIError as err:
+                return "swe-rl-none" in str(err.explanation)
+            return True
+
         try:
-            self._api.start(probe)
-        except APIError as err:
-            return () if "caps" in str(err.explanation) else wanted
+            return self._call("start a container", attempt)
         finally:
-            self._api.remove_container(probe, v=True, force=True)
-        return wanted
+            self.remove(name)
 
     def start(self, name: str, config: Mapping[str, Any]) -> None:
         """Creates and starts a container of that name, which nobody else uses."""

@@ -109,7 +109,7 @@ class DockerSandbox(SandboxClient):
             shared=self._door.shared,
             program=sandboxd_path(),
             auto_remove=engine.removes_ended,
-            extra_capabilities=engine.extra_capabilities(image.id),
+            abilities=engine.abilities(image.id),
         )
         engine.start(self._name, config)
         return image

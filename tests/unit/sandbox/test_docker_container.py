@@ -14,7 +14,8 @@ from swe_rl.config.sandbox import SandboxConfig, validate_sandbox
 from swe_rl.errors import ConfigError, SandboxUnavailable
 from swe_rl.sandbox import wire
 from swe_rl.sandbox.docker import container
-from swe_rl.sandbox.docker.engine import Engine, Image
+from swe_rl.sandbox.docker.enforcement import gaps
+from swe_rl.sandbox.docker.engine import Abilities, Engine, Image
 from swe_rl.types import Limits, SandboxSpec
 
 IMAGE = Image(
@@ -26,6 +27,8 @@ IMAGE = Image(
     workdir="/",
     directories=frozenset(),
 )
+NONE = Abilities(spares_supervisor=False, has_quota=False)
+ALL = Abilities(spares_supervisor=True, has_quota=True)
 LIMITS = Limits(memory_bytes=100 << 20, disk_bytes=8 << 20, pids=20, lease_s=90)
 SPEC = SandboxSpec(backend="docker", image="x", limits=LIMITS)
 
@@ -39,9 +42,15 @@ def layer(tmp_path: Path) -> Path:
     return tree
 
 
-def config(spec: SandboxSpec, image: Image = IMAGE) -> dict[str, object]:
+def config(spec: SandboxSpec, image: Image = IMAGE, abilities: Abilities = NONE) -> dict[str, object]:
     return container.container_config(
-        spec, image, nonce="n" * 64, directory=Path("/d"), shared=Path("/d/shared"), program="/p"
+        spec,
+        image,
+        nonce="n" * 64,
+        directory=Path("/d"),
+        shared=Path("/d/shared"),
+        program="/p",
+        abilities=abilities,
     )
 
 
@@ -72,6 +81,24 @@ def test_a_tree_that_grew_is_measured_again(layer: Path) -> None:
     assert container.tree_size((str(layer),)) == (3 * 4096, 3)
     (layer / "three").write_bytes(b"")
     assert container.tree_size((str(layer), str(layer))) == (6 * 4096, 8)
+
+
+def test_what_the_engine_can_grant_is_used(layer: Path) -> None:
+    image = replace(IMAGE, directories=frozenset({"/testbed"}))
+    host = config(SPEC, image, ALL)["HostConfig"]
+    assert isinstance(host, dict)
+    assert "SYS_RESOURCE" in host["CapAdd"]
+    assert host["StorageOpt"] == {"size": str(8 << 20)}
+    capped = config(replace(SPEC, layers=(str(layer),)), image, ALL)["HostConfig"]
+    assert isinstance(capped, dict)
+    assert "StorageOpt" not in capped  # nothing can be written to the storage
+
+
+def test_what_cannot_be_kept_is_named_with_a_cure() -> None:
+    whole = {"MemoryLimit": True, "SwapLimit": True, "PidsLimit": True, "SecurityOptions": ["name=seccomp"]}
+    assert gaps(whole, ALL) == []
+    assert [text.split()[0] for text, _ in gaps({}, NONE)] == ["memory", "swap", "processes", "the", "only", "a"]
+    assert all(cure for _, cure in gaps({}, NONE))
 
 
 def test_an_images_own_work_directory() -> None:
