@@ -1,7 +1,8 @@
 """Multi-SWE-bench and Multi-SWE-RL: org, repo, number, base, resolved_issues, fix_patch, test_patch, and the tests that
 pass before and after by name (p2p, and fixed_tests = f2p, s2p and n2p together).
 
-The images hold the scripts that apply /home/fix.patch and /home/test.patch and run the suite.
+In the images, the folder above the repository holds fix.patch, test.patch and the script that applies both and runs the
+suite: grading writes fix.patch there.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections.abc import Mapping
 from swe_rl.tasks.sources import swebench
 from swe_rl.tasks.sources.fields import Row, RowError, SkipRow
 from swe_rl.tasks.sources.kept import keep_row
-from swe_rl.tasks.sources.patch_paths import test_paths
+from swe_rl.tasks.sources.languages import language_of
+from swe_rl.tasks.sources.patch_paths import file_changes, test_paths
 from swe_rl.types import Task
 
 EXTRA = (
@@ -46,13 +48,19 @@ def read(row: Row, *, source: str, split: str, keep_unknown: bool = False) -> Ta
         image=f"mswebench/{org}_m_{repo}:pr-{number}".lower(),
         workdir=f"/home/{repo}",
         test_runner="script",
-        test_cmd="bash /home/fix-run.sh",
+        test_cmd="bash ../fix-run.sh",
         pass_rule="all_passed",
         timeout_s=swebench.TIMEOUT_S,
-        language=_LANGUAGES.get(row.text("lang", "").lower(), row.text("lang", "")),
+        language=_language(row),
     )
     row.finish(keep_unknown=keep_unknown)
     return keep_row(task, row.values)
+
+
+def _language(row: Row) -> str:
+    named = row.text("lang", "").lower()
+    fixed = (change.path for change in file_changes(row.text("fix_patch").encode("utf-8", "surrogatepass")))
+    return _LANGUAGES.get(named, named) or language_of(fixed)
 
 
 def _names(row: Row, field: str) -> tuple[str, ...]:

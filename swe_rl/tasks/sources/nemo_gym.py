@@ -57,7 +57,9 @@ def _inner(row: Row) -> tuple[Row, str]:
         for field, name in ((_ISSUE, _ISSUE), (_GOLD, "patch")):
             if not values.get(name) and metadata.has(field):
                 values[name] = metadata.text(field)
-        return Row(values, where=f"{row.where}, in instance_dict"), metadata.text("dataset_name", "SWE-bench")
+        inner = Row(values, where=f"{row.where}, in instance_dict")
+        inner.know([_GOLD])
+        return inner, metadata.text("dataset_name", "SWE-bench")
     if row.has("instance"):
         inner = row.sub("instance")
         inner.know(_SCRIPTS)

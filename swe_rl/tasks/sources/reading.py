@@ -115,6 +115,8 @@ def _json_array(file: Path) -> Iterator[tuple[int, Any]]:
         content = json.loads(file.read_bytes())
     except ValueError as error:
         raise ConfigError(f"{file} is not JSON: {_first_line(error)}; JSON lines end in .jsonl") from error
+    if isinstance(content, dict) and isinstance(content.get("instances"), list):
+        content = content["instances"]  # rows below a heading of their own
     yield from enumerate(content if isinstance(content, list) else [content], start=1)
 
 

@@ -7,12 +7,15 @@ image_name, license, language, interface, pr_description.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from swe_rl.tasks.sources import swebench
 from swe_rl.tasks.sources.fields import Row, RowError
 from swe_rl.tasks.sources.kept import keep_row
+from swe_rl.tasks.sources.kinds import kind_of
 from swe_rl.types import Task
 
 EXTRA = (
@@ -38,7 +41,7 @@ def read(row: Row, *, source: str, split: str, keep_unknown: bool = False) -> Ta
         meta={"quality": dict(meta), **_difficulty(meta)},
     )
     command = _command(row, config) or _PYTEST
-    task = _with_command(found, " ".join([command, *found.test_files]))
+    task = replace(found, test_cmd=" ".join([command, *map(shlex.quote, found.test_files)]))
     row.finish(keep_unknown=keep_unknown)
     return keep_row(task, row.values)
 
@@ -65,6 +68,7 @@ def read_v2(row: Row, *, source: str, split: str, keep_unknown: bool = False) ->
         pass_rule="all_passed",
         workdir=f"/{repo.rpartition('/')[2]}",
         language=row.text("language", "python"),
+        kind=kind_of(_labels(meta)),
         meta={"quality": dict(meta), **_difficulty(meta)},
     )
     row.finish(keep_unknown=keep_unknown)
@@ -86,10 +90,14 @@ def _command(row: Row, config: Mapping[str, Any]) -> str:
     return "\n".join(line for line in lines if line.strip())
 
 
-def _with_command(task: Task, command: str) -> Task:
-    from dataclasses import replace
+def _judged(meta: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a model said about a row of v2."""
+    judged = meta.get("llm_metadata") or []
+    return judged[0] if judged and isinstance(judged[0], Mapping) else {}
 
-    return replace(task, test_cmd=command)
+
+def _labels(meta: Mapping[str, Any]) -> list[str]:
+    return [label for label in _judged(meta).get("pr_categories") or () if isinstance(label, str)]
 
 
 def _difficulty(meta: Mapping[str, Any]) -> dict[str, str]:
@@ -97,6 +105,5 @@ def _difficulty(meta: Mapping[str, Any]) -> dict[str, str]:
     score = (meta.get("llm_score") or {}).get("difficulty_score")
     if score is not None:
         return {"difficulty": f"{float(score):g} of 3"}
-    judged = meta.get("llm_metadata") or []
-    named = judged[0].get("difficulty") if judged and isinstance(judged[0], Mapping) else None
+    named = _judged(meta).get("difficulty")
     return {"difficulty": str(named)} if named else {}

@@ -7,7 +7,6 @@ those tests. Upstream counts a required test that is absent from the log as pass
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 
 from swe_rl.tasks.sources import swebench
 from swe_rl.tasks.sources.fields import Row, SkipRow
@@ -51,9 +50,10 @@ def read(row: Row, *, source: str, split: str, keep_unknown: bool = False) -> Ta
         pass_rule="f2p_p2p_absent_ok",
         timeout_s=TIMEOUT_S,
         created_at=row.time("created_at"),
+        meta={"strategy": _strategy(instance_id)},
     )
     row.finish(keep_unknown=keep_unknown)
-    return keep_row(replace(task, meta={"strategy": _strategy(instance_id)}), row.values)
+    return keep_row(task, row.values)
 
 
 def image_name(name: str) -> str:

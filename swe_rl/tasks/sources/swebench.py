@@ -15,7 +15,8 @@ from typing import Any
 from swe_rl.errors import ConfigError
 from swe_rl.tasks.sources.fields import Row, SkipRow
 from swe_rl.tasks.sources.kept import keep_row
-from swe_rl.tasks.sources.patch_paths import test_paths
+from swe_rl.tasks.sources.languages import language_of
+from swe_rl.tasks.sources.patch_paths import file_changes, test_paths
 from swe_rl.tasks.sources.reading import Located
 from swe_rl.tasks.sources.test_commands import test_command
 from swe_rl.types import PassRule, Task
@@ -73,10 +74,15 @@ def swebench_task(
         "log_parser": row.text("log_parser", "") or log_parser,
         "pass_rule": pass_rule(row),
         "timeout_s": TIMEOUT_S,
+        "language": language_of(files or _changed(row), "python"),
         "created_at": row.time("created_at"),
         "meta": {"difficulty": row.text("difficulty")} if row.has("difficulty") else {},
     }
     return Task(**{**fields, **changes})
+
+
+def _changed(row: Row) -> list[str]:
+    return [change.path for change in file_changes(row.text("patch").encode("utf-8", "surrogatepass"))]
 
 
 def issue_text(row: Row) -> str:

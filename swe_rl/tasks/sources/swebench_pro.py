@@ -7,11 +7,11 @@ Its evaluator runs a script per instance that lies in its repository, not in the
 from __future__ import annotations
 
 import ast
-from dataclasses import replace
 
 from swe_rl.tasks.sources import swebench
 from swe_rl.tasks.sources.fields import Row, SkipRow
 from swe_rl.tasks.sources.kept import keep_row
+from swe_rl.tasks.sources.kinds import kind_of
 from swe_rl.tasks.sources.patch_paths import test_paths
 from swe_rl.types import Task
 
@@ -47,6 +47,7 @@ def read(row: Row, *, source: str, split: str, keep_unknown: bool = False) -> Ta
         test_files=files,
         image=_image(row),
         workdir=row.text("repo_directory", "") or WORKDIR,
+        kind=kind_of(row.texts("issue_specificity", required=False)),
         test_runner="script",
         test_cmd=_script(row),
         log_parser="swebench_pro" if row.has("parser_script") else "",
@@ -55,7 +56,7 @@ def read(row: Row, *, source: str, split: str, keep_unknown: bool = False) -> Ta
         language=row.text("repo_language", "") or row.text("language_family", "") or "python",
     )
     row.finish(keep_unknown=keep_unknown)
-    return keep_row(replace(task, meta={}), row.values)
+    return keep_row(task, row.values)
 
 
 def _statement(row: Row) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
+from swe_rl.tasks.sources.languages import language_of
+
 _PYTEST = "pytest -rA"
 _COMMANDS = {
     "django/django": "./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1",
@@ -17,7 +19,9 @@ _COMMANDS = {
 
 
 def test_command(repo: str, files: Sequence[str]) -> str:
-    """The command line that runs these test files and lists every result."""
+    """The command line that runs these test files and lists every result, "" where they are not Python's."""
+    if language_of(files, "python") != "python":
+        return ""
     command = _COMMANDS.get(repo, _PYTEST)
     names = [_module(path) for path in files] if repo == "django/django" else list(files)
     return " ".join([command, *map(shlex.quote, names)])

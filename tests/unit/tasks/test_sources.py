@@ -148,6 +148,8 @@ def test_swe_rebench_v2(tmp_path):
     assert (task.workdir, task.language, task.pass_rule) == ("/lumen-c", "c", "all_passed")
     assert task.created_at == "2021-03-04T05:06:07+00:00"
     assert task.meta["difficulty"] == "medium"
+    feature = {"llm_metadata": [{"pr_categories": ["core_feature"], "difficulty": "hard"}]}
+    assert one(tmp_path, "swe_rebench_v2", rows.swe_rebench_v2(meta=feature)).kind == "feature"
 
 
 def test_swe_smith(tmp_path):
@@ -186,7 +188,12 @@ def test_swebench_pro(tmp_path):
     assert task.fail_to_pass == tuple(rows.F2P)  # given in Python's notation
     assert task.test_cmd == f"git checkout {rows.COMMIT} -- tests/test_wick.py"
     assert "Requirements:\n- trim() takes one off" in task.problem_statement
-    assert (task.workdir, task.pass_rule) == ("/app", "all_passed")
+    assert (task.workdir, task.pass_rule, task.kind) == ("/app", "all_passed", "bugfix")
+    other = rows.swebench_pro(issue_specificity='["refactoring_enh"]', repo_language="go")
+    assert (one(tmp_path, "swebench_pro", other).kind, one(tmp_path, "swebench_pro", other).language) == (
+        "refactor",
+        "go",
+    )
 
 
 def test_multi_swe_bench(tmp_path):
@@ -361,3 +368,19 @@ def test_paths_that_hold_no_rows(tmp_path):
         list(import_tasks("swebnch", "x"))
     with pytest.raises(ConfigError, match="no published data set"):
         list(import_tasks("nemo_gym"))
+
+
+def test_rows_of_other_languages(tmp_path):
+    """Multilingual rows of 4.x name neither language nor command."""
+    row = rows.swebench(patch=rows.FIX.replace(".py", ".rs"), test_patch=rows.TEST_PATCH.replace(".py", ".rs"))
+    report = ImportReport()
+    path = rows.write_jsonl(tmp_path / "rows.jsonl", [row])
+    (task,) = import_tasks("swebench_multilingual", str(path), report=report)
+    assert (task.language, task.test_cmd) == ("rust", "")
+    assert report.without_test_command == 1
+    assert one(tmp_path, "multi_swe_bench", rows.multi_swe_bench(lang="ts")).language == "typescript"
+
+
+def test_rows_below_a_heading(tmp_path):
+    (tmp_path / "set.json").write_text(json.dumps({"_meta": {"name": "x"}, "instances": [rows.swebench()]}))
+    assert len(list(import_tasks("swebench", str(tmp_path / "set.json")))) == 1
