@@ -73,6 +73,12 @@ def cpu_parent() -> str | None:
     return None
 
 
+def places() -> list[str]:
+    """Directories in which groups of sandboxes are."""
+    found = parent()
+    return list(dict.fromkeys(place for place in (found and found[0], cpu_parent()) if place))
+
+
 def cpu_limit(group: str, cpus: float) -> tuple[str, str] | None:
     """(directory, "FILE VALUE") that gives the sandbox of the memory group `group` the time of `cpus` processors."""
     place, quota_us = cpu_parent(), max(int(cpus * _PERIOD_US), 1000)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from swe_rl.errors import ConfigError, SandboxError, SandboxUnavailable
 from swe_rl.sandbox import wire
 from swe_rl.sandbox.binary import sandboxd_path
+from swe_rl.sandbox.enforcement import name_gaps_once
 from swe_rl.sandbox.oci import default_store
 from swe_rl.sandbox.owner import owner_label
 from swe_rl.types import SandboxSpec
@@ -29,6 +30,7 @@ _CURE = (
 
 def check_spec(spec: SandboxSpec) -> SandboxSpec:
     """The spec with the work directory that counts. Raises ConfigError for what no local sandbox can honour."""
+    name_gaps_once()
     if spec.image:
         spec = _with_workdir_of_image(spec)
     elif not spec.workdir.startswith("/") or os.path.normpath(spec.workdir) in ("/", "/tmp", "/proc", "/dev"):

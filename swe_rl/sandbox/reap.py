@@ -63,8 +63,8 @@ def _reap_processes() -> int:
 
 
 def _reap_cgroups() -> int:
-    found = cgroup.parent()
-    return sum(_remove_group(path) for path in Path(found[0]).glob(f"{cgroup.PREFIX}*-*-*")) if found else 0
+    places = cgroup.places()
+    return sum(_remove_group(path) for place in places for path in Path(place).glob(f"{cgroup.PREFIX}*-*-*"))
 
 
 def _remove_group(path: Path) -> bool:

@@ -11,6 +11,7 @@ from real_parts import require
 from swe_rl.errors import SandboxUnavailable
 from swe_rl.sandbox import cgroup, open_sandbox
 from swe_rl.sandbox.owner import owner_label
+from swe_rl.sandbox.reap import reap
 from swe_rl.types import Limits, SandboxSpec
 
 _BUSY = "import time\nend = time.monotonic() + 2\nwhile time.monotonic() < end: pass\nprint(time.process_time())"
@@ -75,3 +76,13 @@ def test_group_that_may_bound_it(
     finally:
         cgroup.parent.cache_clear()
         cgroup.cpu_parent.cache_clear()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has cgroups to reap")
+def test_groups_of_the_dead_are_reaped() -> None:
+    place = cgroup.cpu_parent()
+    require(place is not None, "a writable cpu cgroup")
+    group = Path(place or "", f"{cgroup.PREFIX}{os.getpid()}-1-0")  # a recycled pid: that owner has ended
+    group.mkdir()
+    assert reap().cgroups >= 1
+    assert not group.exists()
