@@ -17,9 +17,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from swe_rl.errors import SandboxError
+from swe_rl.errors import ImageError, SandboxError
 from swe_rl.sandbox import open_sandbox
 from swe_rl.sandbox.docker.engine import Engine
+from swe_rl.sandbox.oci import default_store
 from swe_rl.types import SandboxSpec
 
 STEPS = ("start", "command", "close")
@@ -131,11 +132,14 @@ class Row:
 
 
 def systems(image: str) -> dict[str, Callable[[], System]]:
-    """Those that this machine has, ours first."""
+    """Those that this machine has, ours first; local sandboxes of the image if it was imported."""
     found: dict[str, Callable[[], System]] = {
         "swe_rl docker": lambda: Ours(SandboxSpec(backend="docker", image=image)),
         "swe_rl local": lambda: Ours(SandboxSpec()),
     }
+    with contextlib.suppress(ImageError):
+        default_store().find(image)
+        found["swe_rl image"] = lambda: Ours(SandboxSpec(image=image))  # without the engine
     if shutil.which("docker"):
         found["docker command"] = lambda: DockerCommand(image)
     found["docker SDK"] = lambda: DockerSdk(image)
