@@ -87,6 +87,12 @@ _THREADS = dict.fromkeys(
     "1",
 )
 _IMAGE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # of an image that sets none
+_IDENTITY = {  # so that `git commit` works where /etc/gitconfig is the image's
+    "GIT_AUTHOR_NAME": "agent",
+    "GIT_AUTHOR_EMAIL": "agent@localhost",
+    "GIT_COMMITTER_NAME": "agent",
+    "GIT_COMMITTER_EMAIL": "agent@localhost",
+}
 _OF_BASE_ROOT = ("HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "PYTHONNOUSERSITE")  # an image has its own
 
 
@@ -107,7 +113,8 @@ def container_environment(own: Mapping[str, str], spec: SandboxSpec, *, user: st
 def _image_environment(image: Image, spec: SandboxSpec) -> dict[str, str]:
     kept = {name: value for name, value in _ENV.items() if name not in _OF_BASE_ROOT}
     own = dict(text.partition("=")[::2] for text in image.env if "=" in text)
-    return {"PATH": _IMAGE_PATH, "HOME": image.home, "SHELL": image.shell, **kept, **own, **_THREADS, **spec.env}
+    given = {"PATH": _IMAGE_PATH, "HOME": image.home, "SHELL": image.shell, **kept, **_IDENTITY}
+    return {**given, **own, **_THREADS, **spec.env}
 
 
 @functools.cache

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swe_rl.sandbox import cgroup
+from swe_rl.sandbox.oci.machine import has_sys_admin
 
 _LOG = logging.getLogger(__name__)
 _FEATURES = {  # what needs which kernel, and what happens without
@@ -81,7 +82,7 @@ def _swap() -> Bound:
 
 
 def _processes() -> Bound:
-    if os.geteuid() == 0 and not _has_namespaces_of_root():
+    if os.geteuid() == 0 and not has_sys_admin():
         return Bound(
             name="processes",
             how="the supervisor counts every 15 ms",
@@ -101,12 +102,6 @@ def _cpu() -> Bound:
         gap="Limits.cpus cannot be kept: a sandbox may use every core",
         cure="run as root, or in a delegated group that has the cpu controller",
     )
-
-
-def _has_namespaces_of_root() -> bool:
-    from swe_rl.sandbox.oci.store import has_sys_admin
-
-    return has_sys_admin()
 
 
 def _files() -> Bound:

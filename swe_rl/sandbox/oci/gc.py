@@ -12,7 +12,8 @@ from pathlib import Path
 
 from swe_rl.errors import ConfigError
 from swe_rl.sandbox.oci.image_config import Image
-from swe_rl.sandbox.oci.store import ImageStore, machine_label, remove_tree
+from swe_rl.sandbox.oci.machine import machine_label, remove_tree
+from swe_rl.sandbox.oci.store import ImageStore
 from swe_rl.sandbox.owner import is_alive
 
 MIN_FREE = 0.1  # part of the disk that an import wants free

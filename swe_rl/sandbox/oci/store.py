@@ -16,14 +16,12 @@ one where root imports, else the importer's own; so an overlay needs no further 
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import functools
 import hashlib
 import json
 import os
-import shutil
 import tempfile
 import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
@@ -34,31 +32,16 @@ from pathlib import Path
 from swe_rl.errors import ConfigError, ImageError, SandboxError
 from swe_rl.sandbox.cache_dir import cache_dir
 from swe_rl.sandbox.oci.image_config import Image, make_image
+from swe_rl.sandbox.oci.machine import flush, machine_label, owner_of_files, remove_tree
 from swe_rl.sandbox.oci.names import digest_prefix, normal_name
 from swe_rl.sandbox.oci.sources import SourceImage, SourceLayer
 from swe_rl.sandbox.oci.streams import DigestReader, uncompressed
 from swe_rl.sandbox.oci.unpack import unpack_layer
 from swe_rl.sandbox.owner import owner_label
 
-OUTSIDE_COMMAND = 65521  # csrc/sandboxd/sandboxd.h: who commands of a sandbox of root are outside
 _NAME_DIGITS = 24  # 96 bits; 128 of them fit into the options of mount(2)
-_CAP_SYS_ADMIN = 1 << 21
 _SHARED_FILES = {"hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n", "hostname": "sandbox\n"}
 _FOLDERS = ("layers", "images", "names", "use", "staging", "etc")
-
-
-def has_sys_admin() -> bool:
-    """Whether this process may mount as root does, so that the sandboxes it starts have ids of their own outside."""
-    with open("/proc/self/status") as file:
-        line = next((line for line in file if line.startswith("CapEff:")), "CapEff: 0")
-    return os.geteuid() == 0 and bool(int(line.split()[1], 16) & _CAP_SYS_ADMIN)
-
-
-def owner_of_files(*, as_root: bool | None = None) -> tuple[int, int]:
-    """uid and gid that the files of images must have outside, for sandboxes that this process starts."""
-    if has_sys_admin() if as_root is None else as_root:
-        return OUTSIDE_COMMAND, OUTSIDE_COMMAND
-    return os.geteuid(), os.getegid()
 
 
 def default_store() -> ImageStore:
@@ -69,13 +52,6 @@ def default_store() -> ImageStore:
 @functools.lru_cache(maxsize=16)
 def _store_at(root: str) -> ImageStore:
     return ImageStore(Path(root))
-
-
-@functools.lru_cache(maxsize=4)
-def machine_label(_pid: int) -> str:
-    """This machine, since its boot, and this PID namespace: where process ids mean the same."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
-    return f"{boot}.{os.stat('/proc/self/ns/pid').st_ino}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +200,7 @@ class ImageStore:
             size_bytes=sum(layer.size_bytes for layer in layers),
             notes=[note for layer in layers for note in layer.notes],
         )
-        _flush(self.root)  # a record must not outlive a power cut that its files did not
+        flush(self.root)  # a record must not outlive a power cut that its files did not
         self._write(self._dir("images") / f"{image.image_id}.json", image.to_json())
         for name in names:
             self._write(self._name_file(name), image.image_id + "\n")
@@ -329,23 +305,3 @@ def _mtime(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0  # removed meanwhile
-
-
-def _flush(path: Path) -> None:
-    """syncfs(2): all written files of that file system reach the disk."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        ctypes.CDLL(None).syncfs(fd)
-    finally:
-        os.close(fd)
-
-
-def remove_tree(path: Path) -> None:
-    """Removes a tree whose directories may forbid it to an ordinary user."""
-    todo = [str(path)] if os.geteuid() and path.is_dir() else []
-    while todo:
-        folder = todo.pop()
-        os.chmod(folder, 0o700)
-        with os.scandir(folder) as entries:
-            todo += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
-    shutil.rmtree(path, ignore_errors=True)

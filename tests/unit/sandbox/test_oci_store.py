@@ -18,8 +18,9 @@ from oci_images import Built
 from swe_rl.errors import ConfigError, ImageError, SandboxError
 from swe_rl.sandbox.oci import gc, names
 from swe_rl.sandbox.oci.image_config import Image
+from swe_rl.sandbox.oci.machine import has_sys_admin
 from swe_rl.sandbox.oci.sources import open_source
-from swe_rl.sandbox.oci.store import ImageStore, has_sys_admin
+from swe_rl.sandbox.oci.store import ImageStore
 
 SH = (
     build.folder("bin"),

@@ -13,7 +13,7 @@ import pytest
 
 from swe_rl.errors import ConfigError, ImageError
 from swe_rl.sandbox.oci import lookup, unpack
-from swe_rl.sandbox.oci.store import remove_tree
+from swe_rl.sandbox.oci.machine import remove_tree
 from swe_rl.sandbox.oci.streams import DigestReader, uncompressed
 from swe_rl.sandbox.oci.unpack import Unpacked, unpack_layer
 
