@@ -15,6 +15,7 @@ import random
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from swe_rl.algorithms.credit import Credit, Scores, assign_credit, informative
@@ -25,7 +26,9 @@ from swe_rl.errors import ConfigError, SandboxError
 from swe_rl.rewards import turn_rewards
 from swe_rl.rollout.buffer import RolloutBuffer
 from swe_rl.rollout.collector import Collector
+from swe_rl.rollout.pool import measured_success, merged, next_pool
 from swe_rl.rollout.seeds import stable_seed
+from swe_rl.rollout.selection import select_passed
 from swe_rl.rollout.statistics import Losses, rollout_metrics, rollout_sums, total
 from swe_rl.types import Task, TrainSample, Trajectory, TrajectoryGroup
 
@@ -36,7 +39,7 @@ ScoreRollouts = Callable[[Sequence[Trajectory]], Mapping[str, Scores]]  # by the
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSamples:
-    step: int  # optimiser step within the phase, from 0
+    step: int  # iteration within the phase, from 0; of supervised phases an optimiser step
     samples: list[TrainSample]  # of this rank
     metrics: dict[str, float] = field(default_factory=dict)  # over all ranks
 
@@ -104,7 +107,8 @@ def _supervised_samples(trajectories: Sequence[Trajectory], *, num_turns: int | 
 async def collect_passed(
     collector: Collector, tasks: Sequence[Task], phase: PhaseConfig, cfg: TrainConfig, *, share: Share
 ) -> tuple[list[Trajectory], dict[str, float]]:
-    """Samples `phase.num_tasks` tasks with the current policy and keeps what passed (rejection fine-tuning)."""
+    """Samples `phase.num_tasks` tasks with the current policy and keeps what passed (rejection fine-tuning): the
+    trajectories to imitate, of all ranks, and metrics of the selection."""
     chosen = step_tasks(tasks, step=0, count=phase.num_tasks, seed=cfg.seed, phase=phase.name)
     finished: list[Trajectory] = []
     groups = collector.groups(
@@ -119,9 +123,26 @@ async def collect_passed(
         async for group in groups:
             finished += group.trajectories
     all_finished = await share.all_of(finished, chosen)
-    passed = [t for t in all_finished if t.reward is not None and t.reward.solved]
-    counts = {"rollout/num_trajectories": float(len(all_finished)), "rollout/num_passed": float(len(passed))}
-    return passed, counts
+    return select_passed(all_finished, dedupe=phase.dedupe, max_per_task=phase.max_per_task)
+
+
+async def phase_pool(
+    tasks: Sequence[Task], phase: PhaseConfig, directory: Path, *, share: Share
+) -> tuple[list[Task], str]:
+    """(the tasks of a phase with rollouts, what was left out, "" when nothing was asked for).
+
+    `directory` holds the rollouts of this rank. When fewer tasks than ranks would be left, all stay. Collective.
+    """
+    if not phase.pool_from:
+        return list(tasks), ""
+    own = await asyncio.to_thread(measured_success, directory, phase.pool_from)
+    measured = merged(await asyncio.to_thread(share.gather, [own]))
+    pool = next_pool(tasks, measured, max_success=phase.max_success)
+    never = sum(tally.passed == 0 for tally in measured.values())
+    what = f"{len(measured)} of {len(tasks)} tasks tried in phase {phase.pool_from}, {never} of them never solved"
+    if len(pool) < share.world_size:
+        return list(tasks), f"{what}: only {len(pool)} would be left, so all stay"
+    return pool, f"{what}: {len(pool)} tasks are left"
 
 
 async def rollout_stream(
@@ -134,21 +155,25 @@ async def rollout_stream(
     share: Share,
     score: ScoreRollouts | None = None,
 ) -> AsyncGenerator[StepSamples]:
-    """On-policy groups with advantages, step by step, at most `rollout.max_staleness` steps ahead of the trainer."""
+    """On-policy groups with advantages, step by step, at most `rollout.max_staleness` steps ahead of the trainer.
+
+    A pool that is smaller than `tasks_per_step` is taken whole at every step."""
+    count = min(phase.tasks_per_step, len(tasks)) if phase.pool_from else phase.tasks_per_step
     per_step = {
-        step: share.of(step_tasks(tasks, step=step, count=phase.tasks_per_step, seed=cfg.seed, phase=phase.name))
+        step: share.of(step_tasks(tasks, step=step, count=count, seed=cfg.seed, phase=phase.name))
         for step in range(first_step, phase.steps)
     }
 
     async def produce(buffer: RolloutBuffer) -> None:
         for step, chosen in per_step.items():
+            await collector.expect(chosen, group_size=cfg.rollout.group_size)  # started while the trainer trains
             await buffer.admit(step)
             async with aclosing(_sampled(collector, chosen, phase, cfg, step=step)) as groups:
                 async for group in groups:
                     await buffer.put(group)
 
     losses = Losses(collector)
-    capacity = max(1, phase.tasks_per_step) * (1 + cfg.rollout.max_staleness)
+    capacity = max(1, count) * (1 + cfg.rollout.max_staleness)
     async with RolloutBuffer(max_staleness=cfg.rollout.max_staleness, capacity=capacity, version=first_step) as buffer:
         buffer.start(produce)
         for step, chosen in per_step.items():
@@ -156,7 +181,6 @@ async def rollout_stream(
             whole = await asyncio.to_thread(share.gather, [len(groups) == len(chosen)])
             if not all(whole):
                 return  # drained, here or on another rank: what is finished is in the journal
-            count = phase.tasks_per_step
             more = await refill(collector, groups, tasks, phase, cfg, step=step, count=count, share=share)
             if more is None:
                 return

@@ -24,10 +24,18 @@ from swe_rl.evaluation.heldout import evaluate_splits
 from swe_rl.inference import EmbeddedEngine
 from swe_rl.metric_table import combine_steps
 from swe_rl.metrics import MetricsLogger, Progress
+from swe_rl.models.rope import set_rope
 from swe_rl.rollout.collector import Collector
 from swe_rl.rollout.journal import Journal
 from swe_rl.rollout.progress import RolloutProgress
-from swe_rl.sample_streams import Share, StepSamples, collect_passed, rollout_stream, supervised_stream
+from swe_rl.sample_streams import (
+    Share,
+    StepSamples,
+    collect_passed,
+    phase_pool,
+    rollout_stream,
+    supervised_stream,
+)
 from swe_rl.training import checkpoint, mesh
 from swe_rl.training.phase_cache import cached_weights
 from swe_rl.training.rollout_scores import needs_scores, rollout_scores
@@ -48,7 +56,7 @@ class Position:
     """How far the run is: what a checkpoint stores beside weights and optimiser."""
 
     phase: int = 0  # index of the phase under way
-    step: int = 0  # optimiser steps done in it
+    step: int = 0  # iterations done in it: optimiser steps, unless its minibatch_size makes several of one
     total: int = 0  # optimiser steps done in the run
 
 
@@ -107,7 +115,7 @@ async def train(run: Run) -> bool:
 
 async def run_phase(run: Run, phase: PhaseConfig, cfg: TrainConfig) -> bool:
     """One phase from the step it is at, and its evaluation. False when interrupted: a checkpoint is due."""
-    begin_phase(run, phase, cfg)
+    await begin_phase(run, phase, cfg)
     stored, found = await find_cached(run, phase, cfg)
     if stored is not None and found:
         run.metrics.message(f"phase {phase.name}: weights from {stored} (same configuration, tasks, seed and code)")
@@ -143,8 +151,11 @@ async def interrupted(run: Run) -> bool:
     return await any_rank(run.stopping)
 
 
-def begin_phase(run: Run, phase: PhaseConfig, cfg: TrainConfig) -> None:
-    """A fresh optimiser; in the first phase of a resumed run, the state of the checkpoint."""
+async def begin_phase(run: Run, phase: PhaseConfig, cfg: TrainConfig) -> None:
+    """A fresh optimiser and the rotary embedding of the phase; in the first phase of a resumed run, the state of the
+    checkpoint."""
+    set_rope(run.backend.model, cfg.model)
+    await run.engine.set_rope(cfg.model)
     dtype = getattr(torch, cfg.model.dtype)
     if run.pending_state is not None and run.position.phase and cfg.algo.kl_coeff:  # the reference of a resumed phase
         before = run.dir.phase_weights(run.cfg.phases[run.position.phase - 1].name)
@@ -185,10 +196,13 @@ async def open_stream(run: Run, phase: PhaseConfig, cfg: TrainConfig) -> tuple[i
     assert run.collector is not None
     first = run.position.step
     if phase.data == "rollouts":
-        per_step = -(-phase.tasks_per_step // run.share.world_size) * cfg.rollout.group_size
+        own = run.dir.rollouts_of(run.share.rank, world_size=run.share.world_size)
+        tasks, why = await phase_pool(run.train_tasks, phase, own, share=run.share)
+        if why:
+            run.metrics.message(f"phase {phase.name}: {why}")
+        per_step = -(-min(phase.tasks_per_step, len(tasks)) // run.share.world_size) * cfg.rollout.group_size
         run.progress.begin(phase.name, rollouts_per_step=per_step, num_steps=phase.steps)
         score = partial(rollout_scores, cfg=cfg, backend=run.backend) if needs_scores(cfg) else None
-        tasks = run.train_tasks
         stream = rollout_stream(run.collector, tasks, phase, cfg, first_step=first, share=run.share, score=score)
         return phase.steps, stream
     attempts = -(-phase.num_tasks // run.share.world_size) * phase.samples_per_task
