@@ -19,7 +19,7 @@
  * commands. SYS_RESOURCE (24), where the engine has it: the score of the memory killer. */
 #define KEPT_CAPS (CAP(0) | CAP(1) | CAP(3) | CAP(5) | CAP(6) | CAP(7))
 
-static const char *socket_path;
+static const char *socket_name; /* in the current directory, which nobody can move away: commands may be root in name */
 static uint8_t greeting[NONCE_SIZE + BOOT_ID_SIZE];
 
 static void make_greeting(void) {
@@ -39,8 +39,8 @@ static void make_greeting(void) {
 int call_owner(void) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     struct buffer out = {0};
-    if (strlen(socket_path) >= sizeof address.sun_path) _exit(2);
-    memcpy(address.sun_path, socket_path, strlen(socket_path));
+    if (strlen(socket_name) >= sizeof address.sun_path) _exit(2);
+    memcpy(address.sun_path, socket_name, strlen(socket_name));
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) return -1;
     errno = 0;
@@ -147,9 +147,13 @@ static void drop_rights(const struct sandbox *box) {
     if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)) fail("dumpable"); /* the nonce is in /proc/1/environ */
 }
 
-_Noreturn void run_in_container(struct sandbox *box, struct setup *setup, const char *path) {
+_Noreturn void run_in_container(struct sandbox *box, struct setup *setup, char *socket_path) {
+    char *slash = strrchr(socket_path, '/');
+    if (!slash) _exit(2);
+    *slash = 0;
+    if (chdir(socket_path)) _exit(2);
+    socket_name = slash + 1;
     umask(022);
-    socket_path = path;
     box->container = true;
     box->alive_fd = -1;
     make_greeting();

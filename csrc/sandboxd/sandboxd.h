@@ -89,7 +89,7 @@ int empty_tree(int dir);
 int give_tree(int dir, uid_t owner);
 void measure_written(int dir, struct written *sums); /* what lies in other file systems is left out */
 /* container.c */
-_Noreturn void run_in_container(struct sandbox *box, struct setup *setup, const char *socket_path);
+_Noreturn void run_in_container(struct sandbox *box, struct setup *setup, char *socket_path);
 int call_owner(void); /* opens SOCKET_FD again; -1 with errno */
 /* privileges.c */
 void become_supervisor(struct sandbox *box);

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import docker
 from real_parts import require
 
-APPLETS = ("cat", "dd", "ls", "rm", "mkdir", "id", "stat", "sleep", "true")
+APPLETS = ("cat", "dd", "id", "ls", "mkdir", "mv", "rm", "sleep", "stat", "true")
 
 
 def make_image(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -88,6 +89,17 @@ async def test_an_image_that_brings_its_repository(tiny: str) -> None:
             assert (await other.exec("cat readme; ls pkg")).stdout == b"hello\nmore\n"
             await other.write_file("readme", b"")
         assert await sandbox.read_file("readme") == b"hello\nmore\n"
+
+
+async def test_root_in_name_cannot_lead_the_supervisor_to_another_socket(tiny: str) -> None:
+    """The directory above the mount can be moved there; the supervisor does not go by its name."""
+    async with open_sandbox(replace(SPEC, image=tiny)) as sandbox:
+        assert isinstance(sandbox, DockerSandbox)
+        assert (await sandbox.exec("mv /.swe-rl /moved && mkdir -p /.swe-rl/shared && echo done")).stdout == b"done\n"
+        assert sandbox._channel is not None
+        sandbox._channel._sock.shutdown(socket.SHUT_RDWR)
+        assert (await sandbox.exec("ls /moved")).stdout == b"shared\nsupervisor\n"
+        assert sandbox.reconnects == 1
 
 
 async def test_disk_on_the_storage_of_the_engine_is_measured(tiny: str) -> None:
