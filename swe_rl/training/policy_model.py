@@ -117,7 +117,7 @@ class PolicyModel(nn.Module):
             temperature=1.0 if batch.temperature is None else batch.temperature,
             trained_rows=rows,
             impl=head_impl,
-            **_terms(batch, algo, objective),
+            **_terms(batch, algo, objective, trains=len(rows) > 0),
         )
         if value_rows is not None and objective == "policy_gradient":
             chosen = hidden.index_select(0, value_rows)
@@ -147,7 +147,10 @@ class PolicyModel(nn.Module):
         return (squared * weights).sum(), sums
 
 
-def _terms(batch: PackedBatch, algo: AlgoConfig, objective: str) -> Any:
+def _terms(batch: PackedBatch, algo: AlgoConfig, objective: str, *, trains: bool) -> Any:
+    """Columns and rules. A row that trains nothing (padding for ranks with fewer rows) carries no columns."""
+    if not trains:
+        return {"ratio_rule": "on_policy"}
     columns = loss_columns(batch, algo, objective)
     has_old = batch.old_logprobs is not None
     return {**columns, **loss_rules(algo, objective, has_old=has_old)}

@@ -17,7 +17,7 @@ import torch
 from episodes import episode, group_of
 
 from swe_rl.config import AgentConfig, AlgoConfig, ModelConfig, PhaseConfig, RolloutConfig, TrainConfig, TrainerConfig
-from swe_rl.config.algo import validate_algo, validate_rl
+from swe_rl.config.algo import ACTS_WITH, BOUNDS, validate_algo, validate_rl
 from swe_rl.config.stop_presets import untested_reasons
 from swe_rl.errors import ConfigError
 from swe_rl.models.nano import build_model
@@ -46,12 +46,12 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "ratio_rule": ("cispo", {}),
     "clip_low": (0.001, {}),
     "clip_high": (0.001, {}),
-    "dual_clip": (1.0001, {}),
+    "dual_clip": (1.0001, {"old_policy": "rollout"}),
     "old_policy": ("rollout", {}),
     "correction": ("tis", {}),
     "correction_low": (0.9, {"correction": "mask"}),
     "correction_cap": (1.01, {"correction": "tis"}),
-    "count_rejected": (False, {"correction": "geometric_mask", "correction_low": 0.999, "correction_cap": 1.5}),
+    "count_rejected": (False, {"correction": "geometric_mask", "correction_low": 0.8, "correction_cap": 1.3}),
     "epochs": (3, {}),
     "aggregation": ("token_mean", {}),
     "normalizer_tokens": (7, {}),
@@ -144,10 +144,15 @@ def test_changing_one_key_changes_the_step(key: str) -> None:
     assert any(not torch.equal(before[name], after[name]) for name in before), f"algo.{key}={value} did nothing"
 
 
-@pytest.mark.parametrize("key", [key for key, (_, needed) in CHANGES.items() if needed and key != "length_penalty"])
+@pytest.mark.parametrize("key", ACTS_WITH)
 def test_a_key_that_cannot_act_is_refused(key: str) -> None:
-    value, needed = CHANGES[key]
-    if set(needed) <= {"epochs"}:
-        pytest.skip("acts alone; its other settings only make the effect large")
-    with pytest.raises(ConfigError, match=rf"algo\.{key}=.* does nothing with algo\.|must be more than"):
-        validate_algo(AlgoConfig(**{key: value}))
+    switch, values = ACTS_WITH[key]
+    off = next(value for value in BOUNDS.choices.get(switch, (False,)) if value not in values)
+    with pytest.raises(ConfigError, match=rf"algo\.{key}=.* does nothing with algo\.{switch}={off}, only with"):
+        validate_algo(AlgoConfig(**{switch: off, key: CHANGES[key][0]}))
+
+
+@pytest.mark.parametrize("key", ["kl_estimator", "kl_in"])
+def test_the_kind_of_kl_without_kl_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"algo\.{key}=.* does nothing with algo\.kl_coeff=0"):
+        validate_algo(AlgoConfig(**{key: CHANGES[key][0]}))
