@@ -14,7 +14,8 @@
 #define KILL_RETRY_MS 2
 #define KILL_GIVE_UP_MS 2000
 #define OUTBOX_FULL (1u << 20)
-#define MEASURE_MS 500    /* between two measurements of a work directory that has no size cap */
+#define MEASURE_MS 500    /* between two measurements of a tree that has no size cap */
+#define MEASURE_IDLE_MS 10000 /* the same when its storage does not fill */
 enum outcome { OK, NONZERO, TIMEOUT, OOM, PIDS_LIMIT, DISK_FULL, OUTPUT_LIMIT }; /* order of types.Outcome */
 enum job_state { FREE, UPLOADING, RUNNING, DRAINING, REPORTED };
 
@@ -135,23 +136,27 @@ static bool disk_is_full(void) {
     return full;
 }
 
-/* Bytes written in a container, over all places. What lies on the engine's storage is measured from time to time: each
- * half second, at once when that storage fills quickly, and less often when a measurement takes long. */
+/* Bytes written in a container, over all places. What lies on the engine's storage is measured when that storage has
+ * filled a little, by whomever: each half second, at once when it fills quickly, less often when measuring takes long. */
 static uint64_t disk_used(bool measure) {
     static int64_t next_ms;
-    static uint64_t free_then;
+    static uint64_t free_then, inodes_then;
     uint64_t used = 0, extra = 0;
     struct statfs info;
     for (size_t i = 0; i < box->num_disks; i++)
         if (fstatfs(box->disk_fds[i], &info) == 0) used += (info.f_blocks - info.f_bfree) * (uint64_t)info.f_bsize;
     if (box->storage_fd < 0) return used;
-    uint64_t free_now = fstatfs(box->storage_fd, &info) ? 0 : info.f_bfree * (uint64_t)info.f_bsize;
-    bool filling = free_now + box->setup->numbers[N_DISK] / 4 < free_then && now_ms() > next_ms - MEASURE_MS;
-    if (measure || filling || now_ms() > next_ms) {
+    if (fstatfs(box->storage_fd, &info)) return used + box->written.bytes;
+    uint64_t free_now = info.f_bfree * (uint64_t)info.f_bsize, inodes_now = info.f_ffree;
+    if (free_now > free_then) free_then = free_now; /* others freed some, which must not hide what is written now */
+    bool some = free_now + (1u << 20) < free_then || inodes_now + 1024 < inodes_then;
+    bool much = free_now + box->setup->numbers[N_DISK] / 4 < free_then && now_ms() > next_ms - MEASURE_MS;
+    if (measure || much || (some && now_ms() > next_ms) || now_ms() > next_ms + MEASURE_IDLE_MS) {
         int64_t start = now_ms();
         measure_written(box->storage_fd, &box->written);
         next_ms = now_ms() + MEASURE_MS + 10 * (now_ms() - start);
         free_then = free_now;
+        inodes_then = inodes_now;
     }
     if (box->written.files > 4096) extra = (box->written.files - 4096) * 4096; /* empty files cost inodes */
     return used + extra + box->written.bytes;
