@@ -13,7 +13,7 @@ import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -106,7 +106,8 @@ def open_source(source: str) -> Iterator[list[SourceImage]]:
     elif source.startswith(REGISTRY):
         with tempfile.TemporaryDirectory(prefix="swe-rl-image-") as folder:
             _pull(source, Path(folder))
-            yield _read(_FolderReader(Path(folder)), Path(folder))
+            images = _read(_FolderReader(Path(folder)), Path(folder))
+            yield [replace(image, names=(source.removeprefix(REGISTRY),)) for image in images]
     elif Path(source).is_dir():
         yield _read(_FolderReader(Path(source)), Path(source))
     elif Path(source).is_file():
