@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable
@@ -16,7 +17,9 @@ from swe_rl.sandbox.oci.image_config import Image
 from swe_rl.sandbox.oci.sources import DAEMON, REGISTRY, open_source
 from swe_rl.sandbox.oci.store import ImageStore, default_store
 
-SOURCES = f"a `docker save` archive, an OCI layout (folder or archive), {DAEMON}NAME or {REGISTRY}NAME (needs skopeo)"
+SOURCES = (
+    f"a `docker save` archive, an OCI layout (folder or archive), {DAEMON}NAME, {REGISTRY}NAME (needs skopeo), or NAME"
+)
 
 
 def add_parsers(add: Callable[..., ArgumentParser]) -> None:
@@ -66,9 +69,11 @@ def _import(arguments: Namespace) -> int:
 
 
 def _source(text: str) -> str:
-    """A name alone is one that the message of a missing image told to import: ask the daemon for it."""
-    is_name = not Path(text).exists() and not text.startswith((DAEMON, REGISTRY, "/", ".")) and ".tar" not in text
-    return DAEMON + text if is_name else text
+    """A name alone, as in the message of a missing image, is one of the daemon if there is one, else of a registry."""
+    if Path(text).exists() or text.startswith((DAEMON, REGISTRY, "/", ".")) or ".tar" in text:
+        return text
+    has_daemon = "DOCKER_HOST" in os.environ or Path("/var/run/docker.sock").exists()
+    return (DAEMON if has_daemon else REGISTRY) + text
 
 
 def _images(arguments: Namespace) -> int:

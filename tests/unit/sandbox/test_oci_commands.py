@@ -170,3 +170,16 @@ def test_memory_groups_of_both_versions(case: str, monkeypatch: pytest.MonkeyPat
         assert cgroup.parent() == (wanted if os.geteuid() == 0 or expected != "v1" else None)
     finally:
         cgroup.parent.cache_clear()
+
+
+def test_name_alone_is_asked_of_the_daemon_or_else_of_a_registry(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    assert main(["sandbox", "import", "python:3"]) == 2
+    assert "docker" in capsys.readouterr().err.lower()
+    if not Path("/var/run/docker.sock").exists():
+        monkeypatch.delenv("DOCKER_HOST")
+        assert main(["sandbox", "import", "python:3"]) == 2
+        assert "apt-get install skopeo" in capsys.readouterr().err
