@@ -212,17 +212,22 @@ static void kill_all(enum outcome why) {
     kill(-1, SIGKILL);
 }
 
-/* Returns the number of processes. */
-static unsigned watch_limits(void) {
-    const uint64_t *limits = box->setup->numbers;
+/* Whether the kernel has killed for memory since the last look. */
+static bool is_out_of_memory(void) {
     char text[512];
-    struct census census;
     ssize_t got = box->oom_fd < 0 ? 0 : pread(box->oom_fd, text, sizeof text - 1, 0);
     text[got > 0 ? got : 0] = 0;
     const char *counter = strstr(text, "oom_kill ");
-    uint64_t kills = counter ? strtoull(counter + 9, NULL, 10) : 0;
-    if (kills > oom_kills) kill_all(OOM);
+    uint64_t kills = counter ? strtoull(counter + 9, NULL, 10) : 0, before = oom_kills;
     oom_kills = kills;
+    return kills > before;
+}
+
+/* Returns the number of processes. */
+static unsigned watch_limits(void) {
+    const uint64_t *limits = box->setup->numbers;
+    struct census census;
+    if (is_out_of_memory()) kill_all(OOM);
     take_census(box, &census, limits[N_PIDS]);
     if (census.threads >= limits[N_PIDS]) kill_all(PIDS_LIMIT);
     else if (census.rss_bytes > limits[N_MEMORY] && total_pss(box) > limits[N_MEMORY])
@@ -280,6 +285,7 @@ static void reap(void) {
             job->ended_ms = now_ms();
             job->drain_ms = job->ended_ms + DRAIN_MS;
             if (status || others_alive()) job->processes = watch_limits(); /* a fork bomb's first process ends at once */
+            else if (is_out_of_memory()) mark_killed(job, OOM); /* it did not say that its child was killed */
         }
     }
 }
