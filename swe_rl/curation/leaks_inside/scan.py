@@ -15,13 +15,16 @@ file that has all its lines, one after the other, is a hit.
 
 from __future__ import annotations
 
+import bz2
 import io
 import json
+import lzma
 import os
 import subprocess
 import sys
 import tarfile
 import zipfile
+import zlib
 
 NOT_READ = ("/proc", "/sys", "/dev")
 MAX_BYTES = 128 << 20  # of one file or member
@@ -29,6 +32,7 @@ MAX_DEPTH = 2  # of archives in archives
 GIT = ("git", "--no-replace-objects")
 ELF = b"\x7fELF"
 FEW = 30
+HEAD = 1 << 20  # enough for the first block of any compression
 
 
 class Scan:
@@ -144,7 +148,7 @@ def members(data):
     if start < 0 and b"\x1f\x8b\x08" in data[:4096]:
         start = data.find(b"\x1f\x8b\x08")
     is_tar = data[257:262] == b"ustar"
-    if start < 0 and not is_tar:
+    if not is_tar and (start < 0 or not (data[start : start + 2] == b"PK" or holds_tar(data[start : start + HEAD]))):
         return []
     body = io.BytesIO(data if is_tar else data[start:])
     try:
@@ -156,6 +160,16 @@ def members(data):
             return [(name, file.read()) for name, file in found if file is not None]
     except Exception as error:  # damaged, encrypted, or no archive after all: it is read as it is
         return [("", str(error).encode())]
+
+
+def holds_tar(head):
+    """Whether what is compressed begins like a tar archive: most compressed files are no archives."""
+    for decompressor in (zlib.decompressobj(31), bz2.BZ2Decompressor(), lzma.LZMADecompressor()):
+        try:
+            return decompressor.decompress(head, 512)[257:262] == b"ustar"
+        except (zlib.error, OSError, ValueError, EOFError, lzma.LZMAError):
+            continue
+    return False
 
 
 def main():
