@@ -136,6 +136,17 @@ async def test_a_container_that_is_gone_is_a_lost_sandbox_at_once(sandbox: Docke
         await sandbox.exec("true")
 
 
+async def test_a_stopped_container_says_why(sandbox: DockerSandbox) -> None:
+    """docker stop, and an engine that shuts down: no ten seconds until the engine kills."""
+    task = asyncio.create_task(sandbox.exec("sleep 100"))
+    await asyncio.sleep(0.2)
+    start = time.monotonic()
+    await asyncio.to_thread(Engine.shared()._api.stop, sandbox._name)
+    with pytest.raises(SandboxLost, match="the container was stopped"):
+        await task
+    assert time.monotonic() - start < 8
+
+
 async def test_fork_after_a_cut(sandbox: DockerSandbox) -> None:
     await sandbox.exec("echo changed > readme; rm -r pkg")
     cut(sandbox)
