@@ -15,7 +15,7 @@ from swe_rl.types import Trajectory, TrajectoryGroup
 _SANDBOX = "sandbox:"  # before the names of sandbox/stats.py
 _COUNTS = (
     *("solve_none", "solve_all", "solve_partial", "uniform", "singleton", "refilled", "refill_rounds"),
-    *("masked", "dropped", "unscored", "untested", "lost", "retried"),
+    *("masked", "dropped", "unscored", "untested", "tampered", "flaky", "lost", "retried"),
 )
 UNTESTED = "untested"  # term of a reward that stands for a test run that was left out
 
@@ -32,6 +32,8 @@ def rollout_sums(groups: Sequence[TrajectoryGroup], counts: Mapping[str, float])
         sums[f"stop_reason/{trajectory.stop_reason}"] += 1
         if trajectory.reward is not None:
             sums["graded"] += 1
+            sums["tampered"] += trajectory.reward.terms.get("tamper", 0.0) > 0
+            sums["flaky"] += trajectory.reward.terms.get("flaky", 0.0) > 0
             sums["reward"] += trajectory.reward.value  # type: ignore[assignment]
             _add_outcome(sums, trajectory)
     return sums
@@ -84,8 +86,7 @@ def rollout_metrics(sums: Mapping[str, float]) -> dict[str, float]:
 
 def _cut_metrics(sums: Mapping[str, float]) -> dict[str, float]:
     """What cutting stragglers did. Their full duration is unknown: with what they had run, the bias is a bound."""
-    kept, cut = sums["kept"], sums["cut"]
-    kept_s, cut_s = sums["kept_s"], sums["cut_s"]
+    kept, cut, kept_s, cut_s = (float(sums.get(name, 0)) for name in ("kept", "cut", "kept_s", "cut_s"))
     started_s = (kept_s + cut_s) / (kept + cut)
     return {
         "rollout/cut": float(cut),
