@@ -106,9 +106,9 @@ class _Unpacker:
         self.size_bytes = self.num_entries = 0
         self.notes: dict[str, None] = {}
         self._root, self._below, self._owner = root, below, owner
-        self._directories: dict[str, _Directory] = {"": self._inherited("")}
         self._opaque: set[str] = set()
         self._whiteouts: set[str] = set()
+        self._directories: dict[str, _Directory] = {"": self._inherited("")}
 
     def add(self, member: tarfile.TarInfo, tar: tarfile.TarFile) -> None:
         path = safe_path(member.name)
@@ -155,20 +155,27 @@ class _Unpacker:
         target = name.removeprefix(_WHITEOUT)
         if target in ("", ".", ".."):
             raise ImageError(f"{_shown(name)} deletes nothing that can be named")
-        self._enter(parent)
         path = f"{parent}/{target}" if parent else target
         if path in self._directories:
             self._opaque.add(path)  # deleted below, and made anew by this layer
         elif not self._exists(path):
-            os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(0, 0), dir_fd=self._root)
             self._whiteouts.add(path)
 
     def _make_room(self, path: str) -> None:
-        """Before something is made at `path`: its directory is there, and a whiteout of it goes."""
+        """Before something is made at `path`: its directory is there, and it replaces what is below."""
         self._enter(path.rpartition("/")[0])
-        if path in self._whiteouts:
-            self._whiteouts.remove(path)
-            os.unlink(path, dir_fd=self._root)
+        self._whiteouts.discard(path)
+
+    def _place_whiteouts(self) -> None:
+        """Only where there is something to delete: elsewhere overlayfs would list a whiteout as a file."""
+        for path in sorted(self._whiteouts):
+            if not self._is_hidden(path) and lookup.find(self._below, path) is not None:
+                self._enter(path.rpartition("/")[0])
+                os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(0, 0), dir_fd=self._root)
+
+    def _is_hidden(self, path: str) -> bool:
+        """Whether what lies at `path` below is hidden by an opaque directory of this layer."""
+        return not self._opaque.isdisjoint([path, "", *(path[:at] for at, char in enumerate(path) if char == "/")])
 
     # ---- directories ----------------------------------------------------------------------------------------
 
@@ -183,7 +190,6 @@ class _Unpacker:
     def _make_directory(self, path: str) -> None:
         if path in self._whiteouts:
             self._whiteouts.remove(path)
-            os.unlink(path, dir_fd=self._root)
             self._opaque.add(path)
         try:
             os.mkdir(path, 0o700, dir_fd=self._root)
@@ -191,7 +197,7 @@ class _Unpacker:
             raise ImageError(f"{_shown(path)} is a link or a file of this layer, and others lie below it") from err
 
     def _inherited(self, path: str) -> _Directory:
-        found = lookup.find(self._below, path) if self._below else None
+        found = None if self._is_hidden(path) else lookup.find(self._below, path)
         if found is None or found.is_symlink() or not found.is_dir():
             return _Directory()
         info = found.stat()
@@ -223,7 +229,7 @@ class _Unpacker:
         target = safe_path(member.linkname)
         self._make_room(path)
         parent = target.rpartition("/")[0]
-        if parent not in self._directories or not self._exists(target) or target in self._whiteouts:
+        if parent not in self._directories or not self._exists(target):
             self._copy_from_below(target)
         if target in self._directories:
             raise ImageError(f"{_shown(path)} is a hard link to a directory")
@@ -290,6 +296,7 @@ class _Unpacker:
 
     def finish(self) -> None:
         """Directories get their attributes last, the deepest first: their own may forbid to write into them."""
+        self._place_whiteouts()
         for path in sorted(self._directories, key=lambda path: path.count("/") if path else -1, reverse=True):
             what = self._directories[path]
             fd = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=self._root)

@@ -77,7 +77,9 @@ def test_owner_is_mapped_and_set_id_bits_survive(tmp_path: Path) -> None:
 
 
 def test_whiteouts_and_opaque_directories(tmp_path: Path) -> None:
-    target = tmp_path / "l"
+    target, below = tmp_path / "l", tmp_path / "below"
+    names = ("gone", "deep/er/gone", "hidden/old", "anew/old", "early/old", "made", "replaced")
+    _unpack(below, build.layer(*(build.entry(name) for name in names)))
     _unpack(
         target,
         build.layer(
@@ -95,7 +97,10 @@ def test_whiteouts_and_opaque_directories(tmp_path: Path) -> None:
             build.whiteout("replaced"),
             build.entry("replaced", b"2"),
             build.entry(".wh..wh.plnk"),
+            build.whiteout("never/was"),
+            build.whiteout("hidden/old"),
         ),
+        below,
     )
     assert lookup.is_whiteout((target / "gone").lstat())
     assert lookup.is_whiteout((target / "deep/er/gone").lstat())
@@ -162,7 +167,6 @@ HOSTILE = {
     "absolute link": build.layer(build.symlink("d", "/tmp"), build.entry("d/escape", b"x")),
     "relative link": build.layer(build.symlink("d", ".."), build.entry("d/escape", b"x")),
     "folder over link": build.layer(build.symlink("d", ".."), build.folder("d")),
-    "whiteout through link": build.layer(build.symlink("d", ".."), build.whiteout("d/escape")),
     "opaque through link": build.layer(build.symlink("d", "/tmp"), build.opaque("d")),
     "link through link": build.layer(build.symlink("d", ".."), build.hardlink("x", "d/secret")),
     "file below a file": build.layer(build.entry("f", b"x"), build.entry("f/g", b"x")),
@@ -244,3 +248,10 @@ def test_compressed_streams_and_both_digests(tmp_path: Path, form: str) -> None:
 
 def test_safe_path() -> None:
     assert [unpack.safe_path(name) for name in ("/a//b/./c", "./", "a", "a/")] == ["a/b/c", "", "a", "a"]
+
+
+def test_whiteout_behind_a_link_of_the_same_layer_is_refused(tmp_path: Path) -> None:
+    below = tmp_path / "below"
+    _unpack(below, build.layer(build.entry("d/f")))
+    with pytest.raises(ImageError, match="link"):
+        _unpack(tmp_path / "l", build.layer(build.symlink("d", ".."), build.whiteout("d/f")), below)
