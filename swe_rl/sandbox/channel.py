@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from swe_rl.errors import SandboxLost
 from swe_rl.sandbox.wire import Frame, FrameReader
 
+STREAM_ENDED = "the sandbox's stream ended"  # without a word of the supervisor
 _READ_SIZE = 256 << 10
 _FIRST_BYTES = 12  # a header always fits the socket's buffer
 _FD_SPACE = socket.CMSG_SPACE(array.array("i").itemsize * 4)
@@ -101,7 +102,7 @@ class Channel:
                 fds.frombytes(value[: len(value) - len(value) % fds.itemsize])
                 self.passed_fds.extend(fds)
         if not data:
-            self._finish("the sandbox's stream ended")
+            self._finish(STREAM_ENDED)
             return
         try:
             for frame in self._reader.feed(data):

@@ -52,6 +52,7 @@ class SandboxClient(ABC):
         self._ids = itertools.count(1)
         self._requests: dict[int, Request] = {}
         self._ended = ""  # why, once it has
+        self._from_inside = False  # see errors.SandboxLost
 
     @abstractmethod
     def _send(self, data: bytes) -> None:
@@ -182,7 +183,7 @@ class SandboxClient(ABC):
     def _fail_requests(self) -> None:
         for request in self._requests.values():
             if not request.reply.done():
-                request.reply.set_exception(SandboxLost(self._ended))
+                request.reply.set_exception(SandboxLost(self._ended, from_inside=self._from_inside))
 
 
 def _frames(kind: int, request_id: int, body: bytes, data: bytes | None) -> list[bytes]:

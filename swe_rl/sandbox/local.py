@@ -44,7 +44,7 @@ from swe_rl.errors import SandboxError, SandboxLost
 from swe_rl.sandbox import wire
 from swe_rl.sandbox.base_root import setup_body
 from swe_rl.sandbox.cgroup import new_group, remove_when_empty
-from swe_rl.sandbox.channel import Channel
+from swe_rl.sandbox.channel import STREAM_ENDED, Channel
 from swe_rl.sandbox.client import FILE_S, SandboxClient
 from swe_rl.sandbox.launch import check_spec, failure_of, spawn
 from swe_rl.types import SandboxSpec
@@ -141,6 +141,7 @@ class LocalSandbox(SandboxClient):
         self._channel.send(data)
 
     def _abandon(self, reason: str) -> None:
+        self._from_inside = not self._ended and reason == STREAM_ENDED  # PID 1 is gone and said nothing
         self._ended = self._ended or reason
         if self._channel is not None:
             self._channel.close()

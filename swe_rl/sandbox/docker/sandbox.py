@@ -221,6 +221,7 @@ class DockerSandbox(SandboxClient):
             await asyncio.sleep(_LOOK_S)
             gone = _has_ended(self._supervisor)
             if self._channel is None and (gone or time.monotonic() > deadline):
+                self._from_inside = gone and not self._ended
                 self._abandon(reason if gone else "the supervisor did not open its broken stream again")
 
     def _abandon(self, reason: str) -> None:
