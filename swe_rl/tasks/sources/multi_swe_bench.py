@@ -13,7 +13,7 @@ from swe_rl.tasks.sources import swebench
 from swe_rl.tasks.sources.fields import Row, RowError, SkipRow
 from swe_rl.tasks.sources.kept import keep_row
 from swe_rl.tasks.sources.languages import language_of
-from swe_rl.tasks.sources.patch_paths import file_changes, test_paths
+from swe_rl.tasks.sources.patch_paths import file_changes, hidden_test_files
 from swe_rl.types import Task
 
 EXTRA = (
@@ -44,7 +44,7 @@ def read(row: Row, *, source: str, split: str, keep_unknown: bool = False) -> Ta
         pass_to_pass=_names(row, "p2p_tests"),
         gold_patch=row.full_text("fix_patch").encode("utf-8", "surrogatepass"),
         test_patch=test_patch,
-        test_files=test_paths(test_patch),
+        test_files=hidden_test_files(test_patch),
         image=f"mswebench/{org}_m_{repo}:pr-{number}".lower(),
         workdir=f"/home/{repo}",
         test_runner="script",

@@ -29,7 +29,7 @@ def file_changes(patch: bytes) -> list[FileChange]:
     return [_change(block) for block in _blocks(patch)]
 
 
-def test_paths(patch: bytes) -> tuple[str, ...]:
+def hidden_test_files(patch: bytes) -> tuple[str, ...]:
     """The files that a test patch leaves behind and that hold tests, as SWE-bench picks them."""
     paths = [change.new_path for change in file_changes(patch)]
     return tuple(path for path in paths if path is not None and not path.endswith(NOT_TESTS))

@@ -16,7 +16,7 @@ from swe_rl.errors import ConfigError
 from swe_rl.tasks.sources.fields import Row, SkipRow
 from swe_rl.tasks.sources.kept import keep_row
 from swe_rl.tasks.sources.languages import language_of
-from swe_rl.tasks.sources.patch_paths import file_changes, test_paths
+from swe_rl.tasks.sources.patch_paths import file_changes, hidden_test_files
 from swe_rl.tasks.sources.reading import Located
 from swe_rl.tasks.sources.test_commands import test_command
 from swe_rl.types import PassRule, Task
@@ -53,7 +53,7 @@ def swebench_task(
     pass_to_pass = row.texts("PASS_TO_PASS")
     test_patch = row.text("test_patch").encode("utf-8", "surrogatepass")
     repo = row.name("repo")
-    files = test_paths(test_patch)
+    files = hidden_test_files(test_patch)
     if not fail_to_pass:
         raise SkipRow("no FAIL_TO_PASS test: nothing would be rewarded")
     fields: dict[str, Any] = {

@@ -12,7 +12,7 @@ from swe_rl.tasks.sources import swebench
 from swe_rl.tasks.sources.fields import Row, SkipRow
 from swe_rl.tasks.sources.kept import keep_row
 from swe_rl.tasks.sources.kinds import kind_of
-from swe_rl.tasks.sources.patch_paths import test_paths
+from swe_rl.tasks.sources.patch_paths import hidden_test_files
 from swe_rl.types import Task
 
 WORKDIR = "/app"
@@ -32,7 +32,7 @@ def read(row: Row, *, source: str, split: str, keep_unknown: bool = False) -> Ta
         raise SkipRow("no FAIL_TO_PASS test: nothing would be rewarded")
     gold = row.full_text("gold_patch" if row.has("gold_patch") else "patch")
     test_patch = row.text("test_patch").encode("utf-8", "surrogatepass")
-    files = row.texts("selected_test_files_to_run", required=False) or test_paths(test_patch)
+    files = row.texts("selected_test_files_to_run", required=False) or hidden_test_files(test_patch)
     task = Task(
         task_id=row.name("instance_id"),
         source=source,
