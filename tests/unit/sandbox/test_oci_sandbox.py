@@ -278,6 +278,12 @@ async def test_missing_image_is_one_line(put: Import) -> None:
     assert str(caught.value) == "image 'no/such:1' is not imported: swe-rl sandbox import no/such:1"
 
 
+async def test_image_without_isolation_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cannot enter the image x:1: use namespaces"):
+        async with open_sandbox(SandboxSpec(image="x:1", isolation="none")):
+            pass
+
+
 async def test_names_move_with_the_next_import(put: Import) -> None:
     put(base(build.entry("v", b"1"), WorkingDir="/tmp"), "moving:1")
     async with open_sandbox(spec("moving:1")) as sandbox:
