@@ -239,7 +239,9 @@ async def optimize(run: Run, phase: PhaseConfig, cfg: TrainConfig, batch: StepSa
         return run.backend.train_step(packed, learning_rate=rate)
 
     plan = await mesh.in_thread(optimizer_steps, batch.samples, phase, cfg, step=batch.step, backend=run.backend)
-    return [await mesh.in_thread(step, samples) for samples in plan.parts]
+    stats = [await mesh.in_thread(step, samples) for samples in plan.parts]
+    (rejected,) = await mesh.in_thread(mesh.all_reduce_sum, [float(plan.rejected)])
+    return [replace(stats[0], details={**stats[0].details, "train/mismatch_rejected": rejected}), *stats[1:]]
 
 
 def objective(phase: PhaseConfig) -> str:

@@ -13,6 +13,8 @@ from pathlib import Path
 from swe_rl.cli import report_sections as sections
 from swe_rl.cli.arguments import ArgumentParser
 from swe_rl.cli.report_data import RunData, read_run
+from swe_rl.errors import ConfigError
+from swe_rl.metric_table import metric_table
 
 SECTIONS: list[tuple[str, Callable[[RunData], str]]] = [
     ("Held-out success", sections.final_table),
@@ -60,9 +62,15 @@ def main(argv: Sequence[str]) -> int:
         description="Renders a run directory as one HTML file that needs nothing beside it.",
         example="swe-rl report runs/RUN && xdg-open runs/RUN/report.html",
     )
-    parser.add_argument("run", metavar="RUN", type=Path, help="the directory that `swe-rl train` wrote")
+    parser.add_argument("run", metavar="RUN", type=Path, nargs="?", help="the directory that `swe-rl train` wrote")
+    parser.add_argument("--metrics", action="store_true", help="print what every metric means, as Markdown, and end")
     parser.add_argument("--out", type=Path, help="the file to write (default: RUN/report.html)")
     arguments = parser.parse_args(argv)
+    if arguments.metrics:
+        print(metric_table())
+        return 0
+    if arguments.run is None:
+        raise ConfigError("swe-rl report needs RUN, the directory that `swe-rl train` wrote, or --metrics")
     page = render(read_run(arguments.run))
     target = arguments.out or arguments.run / "report.html"
     write_page(target, page)

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 from grid_batch import algo_of, make_rows, our_loss
-from loss_reference import Case, loss
+from loss_reference import Case, loss, per_turn_advantages
 from torch import Tensor
 
 from swe_rl.config.algo import BOUNDS
@@ -71,7 +71,7 @@ def test_rejected_rows_may_leave_the_denominators(correction: str, aggregation: 
     counted = loss(rows, case)
     case.rejected_leave = True
     if aggregation not in ("sum_const",):
-        assert abs(float(loss(rows, case) - counted)) > 1e-6, "the case must reject a row"
+        assert abs(float((loss(rows, case) - counted).detach())) > 1e-6, "the case must reject a row"
     assert_equal(case)
 
 
@@ -92,3 +92,22 @@ def test_packing_and_micro_batches_change_nothing(ratio: str, max_tokens: int) -
     rows = make_rows()
     whole, split = our_loss(rows, algo_of(case)), our_loss(rows, algo_of(case), max_tokens=max_tokens)
     torch.testing.assert_close(split, whole, rtol=BOUND, atol=BOUND)
+
+
+def test_gspo_is_the_clipped_ratio_of_the_sequence_under_a_mean_over_sequences() -> None:
+    """(1/B') sum_i max(-A s_i, -A clip(s_i)), s_i differentiated as a whole: what the token form amounts to."""
+    case = Case(ratio="gspo", aggregation="seq_mean", low=0.02, high=0.02)
+    rows = make_rows()
+    leaves = [row.current for row in rows]
+    trained = [(row, a[0]) for row, a in zip(rows, per_turn_advantages(rows, case), strict=True) if not row.masked]
+    want = torch.zeros((), dtype=torch.float64)
+    clipped = 0
+    for row, advantage in trained:
+        s = (row.current - row.old).mean().exp()
+        want = want + torch.maximum(-advantage * s, -advantage * s.clamp(0.98, 1.02)) / len(trained)
+        clipped += (advantage > 0 and float(s.detach()) > 1.02) or (advantage < 0 and float(s.detach()) < 0.98)
+    got = our_loss(rows, algo_of(case))
+    torch.testing.assert_close(got, want, rtol=BOUND, atol=BOUND)
+    for ours, reference in zip(gradients(got, leaves), gradients(want, leaves), strict=True):
+        torch.testing.assert_close(ours, reference, rtol=BOUND, atol=BOUND)
+    assert 0 < clipped < len(trained), "the case must exercise the clip"
