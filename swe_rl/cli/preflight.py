@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from swe_rl.config import ClusterConfig, TrainConfig
 from swe_rl.errors import ConfigError
+from swe_rl.sandbox.oci import default_store
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +24,9 @@ NOT_BUILT = {
 
 
 def check_backends(cfg: TrainConfig) -> None:
-    """Raises ConfigError for a backend that cannot run yet."""
+    """Raises ConfigError for a backend that cannot run yet, or an image that was not imported."""
+    if cfg.sandbox.image and cfg.sandbox.backend == "local" and cfg.rollout.backend == "local":
+        default_store().find(cfg.sandbox.image)
     for group, (missing, instead) in NOT_BUILT.items():
         backend = getattr(cfg, group).backend
         if backend in missing:

@@ -97,6 +97,14 @@ def test_image_of_the_configuration_counts_for_tasks_without_one(tmp_path: Path)
     assert sandbox_spec(task, SandboxConfig(), trees=tmp_path).image == ""
 
 
+def test_training_with_a_missing_image_ends_at_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    assert main(["train", "experiment=smoke", "sandbox.image=no/such:1", f"run_dir={run_dir}"]) == 2
+    err = capsys.readouterr().err.splitlines()
+    assert err[-1] == "swe-rl train: image 'no/such:1' is not imported: swe-rl sandbox import no/such:1"
+    assert not run_dir.exists()
+
+
 def test_image_without_isolation_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"sandbox\.image=x needs sandbox\.isolation=namespaces"):
         validate_sandbox(SandboxConfig(image="x", isolation="none"))
