@@ -27,11 +27,13 @@ import zipfile
 import zlib
 
 NOT_READ = ("/proc", "/sys", "/dev")
-MAX_BYTES = 128 << 20  # of one file or member
+MAX_BYTES = 32 << 20  # of one file or member
 MAX_DEPTH = 2  # of archives in archives
 GIT = ("git", "--no-replace-objects")
 ELF = b"\x7fELF"
 FEW = 30
+# Files without lines of a program, most of a system's bytes; of compiled modules the name says enough.
+NO_LINES = tuple(".a .o .so .pyc .mo .jar .jmod .jsa .bc .png .jpg .gif .ico .ttf .woff .woff2 .otf .hwdb .bin".split())
 HEAD = 1 << 20  # enough for the first block of any compression
 
 
@@ -62,7 +64,9 @@ class Scan:
     def file(self, path):
         self.look_at_name(path)
         try:
-            if os.path.islink(path) or not os.path.isfile(path) or os.path.getsize(path) > MAX_BYTES:
+            if path.endswith(NO_LINES) or os.path.islink(path) or not os.path.isfile(path):
+                return
+            if os.path.getsize(path) > MAX_BYTES:
                 return
             with open(path, "rb") as file:
                 data = file.read(4)
@@ -141,25 +145,36 @@ def holds(lines, block):
 
 
 def members(data):
-    """(name, content) of the files in an archive; of a cache file the archive may start later."""
-    start = (
-        0 if data[:2] in (b"PK", b"\x1f\x8b", b"BZ") or data[:6] == b"\xfd7zXZ\0" else data[:4096].find(b"PK\x03\x04")
-    )
-    if start < 0 and b"\x1f\x8b\x08" in data[:4096]:
-        start = data.find(b"\x1f\x8b\x08")
-    is_tar = data[257:262] == b"ustar"
-    if not is_tar and (start < 0 or not (data[start : start + 2] == b"PK" or holds_tar(data[start : start + HEAD]))):
-        return []
-    body = io.BytesIO(data if is_tar else data[start:])
+    """(name, content) of the files in an archive, one after the other; of a cache file the archive may start later."""
+    start = archive_start(data)
+    if start is None:
+        return
+    body = io.BytesIO(data[start:] if start else data)
     try:
-        if data[start : start + 2] == b"PK" and not is_tar:
+        if data[start : start + 2] == b"PK":
             with zipfile.ZipFile(body) as bundle:
-                return [(i.filename, bundle.read(i)) for i in bundle.infolist() if 0 < i.file_size <= MAX_BYTES]
+                for entry in bundle.infolist():
+                    if 0 < entry.file_size <= MAX_BYTES:
+                        yield entry.filename, bundle.read(entry)
+            return
         with tarfile.open(fileobj=body) as tar:
-            found = [(i.name, tar.extractfile(i)) for i in tar if i.isreg() and i.size <= MAX_BYTES]
-            return [(name, file.read()) for name, file in found if file is not None]
-    except Exception as error:  # damaged, encrypted, or no archive after all: it is read as it is
-        return [("", str(error).encode())]
+            for entry in tar:
+                if entry.isreg() and entry.size <= MAX_BYTES:
+                    yield entry.name, tar.extractfile(entry).read()
+    except Exception:  # damaged, encrypted, or no archive after all: it is read as it is
+        return
+
+
+def archive_start(data):
+    """Where a zip or tar archive begins in `data`, None when nowhere."""
+    if data[257:262] == b"ustar":
+        return 0
+    head = data[:4096]
+    for sign in (b"PK\x03\x04", b"\x1f\x8b\x08", b"BZh", b"\xfd7zXZ\0"):
+        start = head.find(sign)
+        if start == 0 or (start > 0 and sign[:1] in (b"P", b"\x1f")):
+            return start if sign[:1] == b"P" or holds_tar(data[start : start + HEAD]) else None
+    return None
 
 
 def holds_tar(head):
