@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from swe_rl.cli import dispatch
 from swe_rl.sandbox import owner
 from swe_rl.sandbox.owner import OwnerLease, is_alive, owner_label
 from swe_rl.sandbox.reap import reap
@@ -75,3 +76,10 @@ def test_files_of_the_dead_are_removed_and_those_of_the_living_are_not(own_direc
     assert found.leases == 1
     assert [path.stem for path in own_directory.glob("*.json")] == [owner_label()]
     lease.release()
+
+
+def test_the_command_says_what_it_removed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert dispatch.main(["sandbox", "reap"]) == 0
+    words = capsys.readouterr().out
+    assert words.startswith("removed ")
+    assert words.endswith(" containers\n")
