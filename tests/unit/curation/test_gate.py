@@ -108,6 +108,7 @@ async def test_what_depends_on_the_order_of_tests_is_flaky(tmp_path: Path) -> No
     assert verdicts(once) == {"order": "ok"}, "one run cannot show it"
 
 
+@pytest.mark.slow
 async def test_the_answer_in_a_mounted_directory_is_a_leak(tmp_path: Path) -> None:
     layer = tmp_path / "layer" / "vendored"
     layer.mkdir(parents=True)
@@ -117,10 +118,10 @@ async def test_the_answer_in_a_mounted_directory_is_a_leak(tmp_path: Path) -> No
     (copy / "stats.py").write_bytes(b"# an older release\n")
     mounted = built.make("mounted", meta={"mounts": [[str(layer.parent), "/opt/layer"]]})
     copied = built.make("copied", meta={"mounts": [[str(copy.parent), "/opt/copy"]]})
-    result = await gate(tmp_path, built.make("clean"), mounted, copied, options=SCANNED)
-    assert verdicts(result) == {"clean": "ok", "mounted": "leaking", "copied": "leaking"}
-    assert "/opt/layer/vendored/other_name.py" in result.verdicts[1].reason
-    assert "another copy: /opt/copy/pkg/stats.py" in result.verdicts[2].reason
+    result = await gate(tmp_path, mounted, copied, options=SCANNED)
+    assert verdicts(result) == {"mounted": "leaking", "copied": "leaking"}
+    assert "/opt/layer/vendored/other_name.py" in result.verdicts[0].reason
+    assert "another copy: /opt/copy/pkg/stats.py" in result.verdicts[1].reason
     unseen = await gate(tmp_path, mounted)
     assert verdicts(unseen) == {"mounted": "ok"}, "another option, another verdict"
 
