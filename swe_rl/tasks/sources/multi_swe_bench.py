@@ -1,8 +1,7 @@
 """Multi-SWE-bench and Multi-SWE-RL: org, repo, number, base, resolved_issues, fix_patch, test_patch, and the tests that
 pass before and after by name (p2p, and fixed_tests = f2p, s2p and n2p together).
 
-In the images, the folder above the repository holds fix.patch, test.patch and the script that applies both and runs the
-suite: grading writes fix.patch there.
+In the images, the folder above the repository holds the script that runs the suite.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def read(row: Row, *, source: str, split: str, keep_unknown: bool = False) -> Ta
         image=f"mswebench/{org}_m_{repo}:pr-{number}".lower(),
         workdir=f"/home/{repo}",
         test_runner="script",
-        test_cmd="bash ../fix-run.sh",
+        test_cmd="bash ../run.sh",
         pass_rule="all_passed",
         timeout_s=swebench.TIMEOUT_S,
         language=_language(row),

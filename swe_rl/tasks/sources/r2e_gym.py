@@ -16,6 +16,7 @@ from swe_rl.tasks.sources import swebench
 from swe_rl.tasks.sources.fields import Row, SkipRow
 from swe_rl.tasks.sources.kept import keep_row
 from swe_rl.tasks.sources.parsed_commit import commit_patch, count_entities
+from swe_rl.tasks.sources.test_commands import R2E_ENV
 from swe_rl.types import Task
 
 TIMEOUT_S = 300.0
@@ -31,6 +32,7 @@ _KEPT = (
     "execution_result_content", "modified_files", "modified_entity_summaries", "relevant_files", "num_non_test_files",
     "num_non_test_func_methods", "num_non_test_lines", "prompt", "instance_id", "language", "dataset_name",
 )  # fmt: skip
+_TEST_CMD = "[ -e r2e_tests ] || ln -s /r2e_tests r2e_tests\nbash run_tests.sh"
 _ISSUE = re.compile(r"\[ISSUE\](.*?)\[/ISSUE\]", re.DOTALL)
 
 
@@ -54,13 +56,13 @@ def read(row: Row, *, source: str, split: str, keep_unknown: bool = False) -> Ta
         hidden_paths=HIDDEN,
         image=image,
         test_runner="script",
-        test_cmd="bash run_tests.sh",
+        test_cmd=_TEST_CMD,
         log_parser="r2e",
         pass_rule="exact_map",
         expected_status=expected,
         timeout_s=TIMEOUT_S,
         created_at=str(_commit(row).get("commit_date") or ""),
-        meta={"entities": count_entities(_commit(row))},
+        meta={"entities": count_entities(_commit(row)), "env": R2E_ENV},
     )
     row.finish(keep_unknown=keep_unknown)
     return keep_row(task, row.values, dropped=DROPPED)

@@ -69,7 +69,7 @@ def read_v2(row: Row, *, source: str, split: str, keep_unknown: bool = False) ->
         workdir=f"/{repo.rpartition('/')[2]}",
         language=row.text("language", "python"),
         kind=kind_of(_labels(meta)),
-        meta={"quality": dict(meta), **_difficulty(meta)},
+        meta={"quality": dict(meta), **_difficulty(meta), "env": {}},
     )
     row.finish(keep_unknown=keep_unknown)
     return keep_row(task, row.values)

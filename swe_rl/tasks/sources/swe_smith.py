@@ -12,6 +12,7 @@ from swe_rl.tasks.sources import swebench
 from swe_rl.tasks.sources.fields import Row, SkipRow
 from swe_rl.tasks.sources.kept import keep_row
 from swe_rl.tasks.sources.reverse_patch import NotReversible, reverse_patch
+from swe_rl.tasks.sources.test_commands import CONDA_ENV
 from swe_rl.types import Task
 
 TIMEOUT_S = 120.0
@@ -50,7 +51,7 @@ def read(row: Row, *, source: str, split: str, keep_unknown: bool = False) -> Ta
         pass_rule="f2p_p2p_absent_ok",
         timeout_s=TIMEOUT_S,
         created_at=row.time("created_at"),
-        meta={"strategy": _strategy(instance_id)},
+        meta={"strategy": _strategy(instance_id), "env": CONDA_ENV},
     )
     row.finish(keep_unknown=keep_unknown)
     return keep_row(task, row.values)

@@ -18,7 +18,7 @@ from swe_rl.tasks.sources.kept import keep_row
 from swe_rl.tasks.sources.languages import language_of
 from swe_rl.tasks.sources.patch_paths import file_changes, hidden_test_files
 from swe_rl.tasks.sources.reading import Located
-from swe_rl.tasks.sources.test_commands import test_command
+from swe_rl.tasks.sources.test_commands import CONDA_ENV, test_command
 from swe_rl.types import PassRule, Task
 
 TIMEOUT_S = 1800.0
@@ -54,6 +54,7 @@ def swebench_task(
     test_patch = row.text("test_patch").encode("utf-8", "surrogatepass")
     repo = row.name("repo")
     files = hidden_test_files(test_patch)
+    language = str(changes.get("language") or language_of(files or _changed(row), "python"))
     if not fail_to_pass:
         raise SkipRow("no FAIL_TO_PASS test: nothing would be rewarded")
     fields: dict[str, Any] = {
@@ -74,11 +75,13 @@ def swebench_task(
         "log_parser": row.text("log_parser", "") or log_parser,
         "pass_rule": pass_rule(row),
         "timeout_s": TIMEOUT_S,
-        "language": language_of(files or _changed(row), "python"),
+        "language": language,
         "created_at": row.time("created_at"),
-        "meta": {"difficulty": row.text("difficulty")} if row.has("difficulty") else {},
     }
-    return Task(**{**fields, **changes})
+    meta: dict[str, Any] = {"difficulty": row.text("difficulty")} if row.has("difficulty") else {}
+    if language == "python":
+        meta["env"] = CONDA_ENV
+    return Task(**{**fields, **changes, "meta": {**meta, **changes.get("meta", {})}})
 
 
 def _changed(row: Row) -> list[str]:

@@ -18,6 +18,12 @@ _COMMANDS = {
 }
 
 
+# Where an image keeps the environment that the tests need: its programs come first for agent and tests alike.
+_SYSTEM = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+CONDA_ENV = {"PATH": f"/opt/miniconda3/envs/testbed/bin:/opt/miniconda3/bin:{_SYSTEM}"}
+R2E_ENV = {"PATH": f"/testbed/.venv/bin:/root/.venv/bin:/root/.local/bin:/root/.cargo/bin:{_SYSTEM}"}
+
+
 def test_command(repo: str, files: Sequence[str]) -> str:
     """The command line that runs these test files and lists every result, "" where they are not Python's."""
     if language_of(files, "python") != "python":

@@ -88,6 +88,7 @@ def test_swebench_4(tmp_path):
     assert task.pass_rule == "f2p_p2p"
     assert task.created_at == "2021-03-04T05:06:07Z"
     assert task.timeout_s == 1800.0
+    assert task.meta["env"]["PATH"].startswith("/opt/miniconda3/envs/testbed/bin:")
 
 
 @pytest.mark.parametrize(
@@ -377,6 +378,7 @@ def test_rows_of_other_languages(tmp_path):
     path = rows.write_jsonl(tmp_path / "rows.jsonl", [row])
     (task,) = import_tasks("swebench_multilingual", str(path), report=report)
     assert (task.language, task.test_cmd) == ("rust", "")
+    assert "env" not in task.meta
     assert report.without_test_command == 1
     assert one(tmp_path, "multi_swe_bench", rows.multi_swe_bench(lang="ts")).language == "typescript"
 
