@@ -14,16 +14,12 @@ from swe_rl.cli.dispatch import main
 from swe_rl.metrics import read_metrics
 from swe_rl.training import checkpoint
 
-SMALL = [
-    "model.hidden_size=96",
-    "model.num_layers=2",
-    "model.intermediate_size=192",
-    "model.vocab_size=640",
-    "threads=1",
-]
-SMALL += ["task.num_train=2", "engine.num_slots=8", "seed=0", "checkpoint_every=50"]
+SMALL = ["model.hidden_size=96", "model.num_layers=2", "model.intermediate_size=192", "model.vocab_size=1024"]
+SMALL += ["threads=1", "task.num_train=2", "engine.num_slots=8", "seed=0", "checkpoint_every=500"]
+SMALL += ["agent.max_turns=8", "agent.max_turn_tokens=160", "agent.max_context_tokens=640"]
+SMALL += ["agent.max_observation_tokens=160"]
 BY_HEART = (
-    "{name: warm_start, data: demonstrations, num_tasks: 2, samples_per_task: 1, epochs: 120, batch_size: 2, "
+    "{name: warm_start, data: demonstrations, num_tasks: 2, samples_per_task: 1, epochs: 100, batch_size: 2, "
     "evaluate: false, overrides: {trainer: {optimizer: muon, learning_rate: 3.0e-3}, algo: {aggregation: token_mean}}}"
 )
 RFT = (
