@@ -28,6 +28,10 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "--nebius", action="store_true", help="at most 7 files, under 500 lines, no worst quality score"
     )
+    parser.add_argument(
+        "--validator", action="append", default=[], metavar="NAME",
+        help="remove what failed this validator of SWE-rebench, such as has_media; may be repeated",
+    )  # fmt: skip
     parser.add_argument("--r2e", action="store_true", help="R2E-Gym's filter for commits: small patches only")
     parser.add_argument("--swebench-repos", action="store_true", help="remove SWE-bench's twelve repositories")
     parser.add_argument("--against", action="append", default=[], metavar="DIR",
@@ -45,6 +49,7 @@ def _run(arguments: Namespace) -> int:
 
     plan = FilterPlan(
         nebius=arguments.nebius,
+        validators=tuple(arguments.validator),
         r2e=arguments.r2e,
         swebench_repos=arguments.swebench_repos,
         against=tuple(arguments.against),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.errors import ConfigError
-from swe_rl.tasks.sources import SOURCES, ImportReport, import_tasks
+from swe_rl.tasks.sources import SOURCES, TASK_SET, ImportReport, import_tasks
 from swe_rl.tasks.store import write_tasks
 from swe_rl.types import Task
 
@@ -24,10 +24,14 @@ def add_command(commands: Any) -> None:
         "import",
         help="convert a data set of the field into a task set",
         description="Reads a data set row by row and writes a task set for task.source=DIR, with a report of what was "
-        "skipped and why in DIR/import_report.json. Sources: " + ", ".join(SOURCES) + ".",
+        "skipped and why in DIR/import_report.json. Sources: "
+        + ", ".join(SOURCES)
+        + f", and {TASK_SET} for a set of ours or an exported file.",
         example=EXAMPLE,
     )
-    parser.add_argument("--source", required=True, choices=list(SOURCES), metavar="NAME", help="the data set's family")
+    parser.add_argument(
+        "--source", required=True, choices=[*SOURCES, TASK_SET], metavar="NAME", help="the data set's family"
+    )
     parser.add_argument("--path", default="", help="Parquet, JSON lines, JSON, a folder, or OWNER/NAME on the hub "
                         "(default: the family's own data set)")  # fmt: skip
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="written for task.source=DIR")

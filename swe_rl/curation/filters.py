@@ -19,8 +19,9 @@ from swe_rl.tasks.store import iter_tasks
 from swe_rl.types import Task
 
 Filter = Callable[[Task], str]
-# Failed validators of SWE-rebench's metadata that mean: the tests ask for names that the issue does not give.
-REFERENCE_FAILURES = ("AttributeError", "ImportError", "has_attribute_error", "has_import_error")
+# In a failed validator's name: the tests ask for names that the issue does not give. The published rows of SWE-rebench
+# have other validators (has_hyperlinks, has_many_modified_files, ...): those are for `failed_validator`.
+REFERENCE_SIGNS = ("attributeerror", "importerror")
 _WORST_SCORE = 3.0
 
 
@@ -75,8 +76,21 @@ def nebius(task: Task) -> str:
     for name, score in (quality.get("llm_score") or {}).items():
         if isinstance(score, int | float) and score >= _WORST_SCORE:
             return f"worst {name}"
-    failed = [name for name in quality.get("failed_lite_validators") or () if name in REFERENCE_FAILURES]
-    return f"validator {failed[0]}" if failed else ""
+    for name in quality.get("failed_lite_validators") or ():
+        if any(sign in name.lower().replace("_", "") for sign in REFERENCE_SIGNS):
+            return f"validator {name}"
+    return ""
+
+
+def failed_validator(names: Iterable[str]) -> Filter:
+    """Removes tasks that failed one of these validators of SWE-rebench's metadata."""
+    wanted = set(names)
+
+    def failed(task: Task) -> str:
+        listed = (task.meta.get("quality") or {}).get("failed_lite_validators") or ()
+        return next((f"validator {name}" for name in listed if name in wanted), "")
+
+    return failed
 
 
 def r2e_commit(task: Task) -> str:
@@ -141,6 +155,7 @@ class FilterPlan:
     """Which filters run, in this order."""
 
     nebius: bool = False
+    validators: tuple[str, ...] = ()  # failing one of them removes a task
     r2e: bool = False
     swebench_repos: bool = False  # SWE-bench's twelve, those of Verified
     against: tuple[str, ...] = ()  # task sets of evaluation
@@ -176,6 +191,8 @@ def _rules(plan: FilterPlan) -> list[tuple[str, Filter]]:
     rules: list[tuple[str, Filter]] = []
     if plan.nebius:
         rules.append(("nebius", nebius))
+    if plan.validators:
+        rules.append(("validators", failed_validator(plan.validators)))
     if plan.r2e:
         rules.append(("r2e commits", r2e_commit))
     if plan.swebench_repos or plan.against:

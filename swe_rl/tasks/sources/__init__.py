@@ -26,9 +26,12 @@ from swe_rl.tasks.sources import (
 )
 from swe_rl.tasks.sources.fields import Row, RowError, SkipRow
 from swe_rl.tasks.sources.reading import Located, read_rows
+from swe_rl.tasks.store import iter_tasks
 from swe_rl.types import Task
 
-__all__ = ["SOURCES", "Family", "ImportReport", "Row", "RowError", "SkipRow", "import_tasks"]
+TASK_SET = "task_set"  # our own form: what `swe-rl tasks build` wrote (pypi), or an exported file
+
+__all__ = ["SOURCES", "TASK_SET", "Family", "ImportReport", "Row", "RowError", "SkipRow", "import_tasks"]
 
 _SHOWN_ERRORS = 20  # messages of malformed rows that a report keeps
 
@@ -98,19 +101,41 @@ def import_tasks(
 ) -> Iterator[Task]:
     """The tasks of `path`, one at a time; `report` is filled on the way.
 
-    source: a key of SOURCES. path: a file, folder or hub data set; the family's own one by default. split: of the tasks
-    made. keep_unknown: fields that the family does not know are carried along instead of refused. skip_invalid: a
-    malformed row is counted instead of raised. Raises ConfigError (RowError for rows).
+    source: a key of SOURCES, or "task_set" for a set of ours or an exported file, whose tasks stay as they are.
+    path: a file, folder or hub data set; the family's own one by default. split: of the tasks made. keep_unknown:
+    fields that the family does not know are carried along instead of refused. skip_invalid: a malformed row is counted
+    instead of raised. Raises ConfigError (RowError for rows).
     """
+    report = report if report is not None else ImportReport()
+    if source == TASK_SET:
+        return _unrepeated(_counted(iter_tasks(path), report), report)
     family = SOURCES.get(source)
     if family is None:
-        raise ConfigError(f"task source {source!r} is unknown: use one of {', '.join(SOURCES)}")
+        raise ConfigError(f"task source {source!r} is unknown: use one of {', '.join(SOURCES)} or {TASK_SET}")
     if not path and not family.hub:
         raise ConfigError(f"source {source} has no published data set: give --path")
-    report = report if report is not None else ImportReport()
     report.dropped_fields = family.dropped
     rows = _located(source, path or family.hub, family.hub_split if hub_split is None and not path else hub_split or "")
-    return _converted(rows, family, source, split, keep_unknown, skip_invalid, report)
+    made = _converted(rows, family, source, split, keep_unknown, skip_invalid, report)
+    return _unrepeated(made, report)
+
+
+def _counted(tasks: Iterable[Task], report: ImportReport) -> Iterator[Task]:
+    for task in tasks:
+        report.rows += 1
+        yield task
+
+
+def _unrepeated(tasks: Iterable[Task], report: ImportReport) -> Iterator[Task]:
+    """The tasks whose id did not come before, as the report counts them."""
+    seen: set[str] = set()
+    for task in tasks:
+        if task.task_id in seen:
+            report.skipped["task id seen before"] += 1
+            continue
+        seen.add(task.task_id)
+        report.took(task)
+        yield task
 
 
 def _located(source: str, path: str, hub_split: str) -> Iterable[Located]:
@@ -133,22 +158,13 @@ def _converted(
     skip_invalid: bool,
     report: ImportReport,
 ) -> Iterator[Task]:
-    seen: set[str] = set()
     for where, values in rows:
         report.rows += 1
         try:
-            task = family.read(Row(values, where=where), source=source, split=split, keep_unknown=keep_unknown)
+            yield family.read(Row(values, where=where), source=source, split=split, keep_unknown=keep_unknown)
         except SkipRow as reason:
             report.skipped[str(reason)] += 1
-            continue
         except RowError as error:
             if not skip_invalid:
                 raise
             report.complain(error)
-            continue
-        if task.task_id in seen:
-            report.skipped["task id seen before"] += 1
-            continue
-        seen.add(task.task_id)
-        report.took(task)
-        yield task

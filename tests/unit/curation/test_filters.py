@@ -58,6 +58,7 @@ def task(task_id: str = "t", *, repo: str = "o/r", gold: bytes | None = None, is
         (patch(), {"llm_score": {"issue_text_score": 3.0, "test_score": None}}, "worst issue_text_score"),
         (patch(), {"failed_lite_validators": ["has_hyperlinks"]}, ""),
         (patch(), {"failed_lite_validators": ["has_hyperlinks", "ImportError"]}, "validator ImportError"),
+        (patch(), {"failed_lite_validators": ["has_attribute_error"]}, "validator has_attribute_error"),
         (patch(), {"llm_score": None, "failed_lite_validators": None}, ""),
     ],
 )
@@ -156,6 +157,13 @@ def test_a_plan_runs_its_filters_in_order(tmp_path):
     assert reports[1].reasons == {"repository of the evaluation set": 2}
     assert len(kept) == 3
     assert all(t.task_id.startswith("good") for t in kept)
+
+
+def test_validators_by_name():
+    tasks = [task(name, quality={"failed_lite_validators": [name]}) for name in ("has_media", "has_hyperlinks")]
+    kept, (report,) = run_plan([*tasks, task("none")], FilterPlan(validators=("has_media", "other")))
+    assert [t.task_id for t in kept] == ["has_hyperlinks", "none"]
+    assert report.reasons == {"validator has_media": 1}
 
 
 def test_nonsense_is_refused():

@@ -10,9 +10,9 @@ import pytest
 import source_rows as rows
 
 from swe_rl.errors import ConfigError
-from swe_rl.tasks import read_tasks, write_tasks
+from swe_rl.tasks import load_tasks, read_tasks, write_tasks
 from swe_rl.tasks.export import SHAPED, export_tasks
-from swe_rl.tasks.sources import SOURCES, ImportReport, RowError, import_tasks
+from swe_rl.tasks.sources import SOURCES, TASK_SET, ImportReport, RowError, import_tasks
 from swe_rl.tasks.sources.kept import source_row
 from swe_rl.types import Task
 
@@ -369,6 +369,20 @@ def test_paths_that_hold_no_rows(tmp_path):
         list(import_tasks("swebnch", "x"))
     with pytest.raises(ConfigError, match="no published data set"):
         list(import_tasks("nemo_gym"))
+
+
+def test_our_own_sets_go_out_and_come_back(tmp_path):
+    tasks = load_tasks("minirepo", split="train", num_tasks=3, seed=0)
+    write_tasks(tasks, tmp_path / "set")
+    assert export_tasks(tmp_path / "set", tmp_path / "out" / "rows.jsonl") == 3
+    row = json.loads((tmp_path / "out/rows.jsonl").read_text().splitlines()[0])
+    assert {"instance_id", "patch", "test_patch", "FAIL_TO_PASS", "problem_statement"} <= set(row)
+    report = ImportReport()
+    back = list(import_tasks(TASK_SET, str(tmp_path / "out" / "rows.jsonl"), report=report))
+    assert back == tasks  # trees and hidden tests come from the tars beside the file
+    assert (report.rows, report.tasks) == (3, 3)
+    with pytest.raises(ConfigError, match="came from no row"):
+        export_tasks(tmp_path / "set", tmp_path / "source.jsonl", form="source")
 
 
 def test_rows_of_other_languages(tmp_path):
