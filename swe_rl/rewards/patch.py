@@ -82,7 +82,7 @@ if [ "$MODE" != fast ]; then
 fi
 if [ $ADDED -ne 0 ]; then head -c 300 "$T/err" >&2; exit 66; fi
 git diff-index --cached --patch --binary --full-index --no-ext-diff --no-textconv --no-renames --no-color \
-  --ignore-submodules=all --src-prefix=a/ --dst-prefix=b/ "$BASE" -- >"$T/patch" 2>"$T/err" \
+  --ignore-submodules=dirty --src-prefix=a/ --dst-prefix=b/ "$BASE" -- >"$T/patch" 2>"$T/err" \
   || { head -c 300 "$T/err" >&2; exit 67; }
 SIZE=$(stat -c %s "$T/patch")
 if [ "$SIZE" -gt "$MAX" ]; then rm -rf "$T"; echo "$SIZE" >&2; exit 68; fi

@@ -148,8 +148,9 @@ async def test_gold_is_one_with_pytest(pytest_task: tuple[Task, SandboxSpec]) ->
 async def test_tricks_on_pytest_are_zero(pytest_task: tuple[Task, SandboxSpec], name: str) -> None:
     task, spec = pytest_task
     reward = await grade(task, replaced(PYTEST_TRICKS[name]), spec=spec)
-    forged = name.startswith(("no test", "imitates"))
+    forged = name.startswith(("no test", "imitates the"))  # the last one only leaves before the end
     assert (reward.value, reward.terms["tamper"]) == (0.0, float(forged)), reward
+    assert forged or reward.terms["ended"] > 0 or name == "forged output"
 
 
 @pytest.mark.filterwarnings("ignore:sandbox.isolation=none")
