@@ -1,4 +1,4 @@
-"""Gradients of whole recipes on this rank's share of one batch: `python recipes_worker.py OUT`; rank 0 writes them.
+"""Gradients of whole recipes on this rank's share of one batch: `recipes_worker.py OUT SHARDING`; rank 0 writes them.
 
 An iteration is cut into two mini-batches; the policy moves between scoring and the second of them, so that ratios are
 not 1.
@@ -49,7 +49,7 @@ def samples_with_targets() -> list[TrainSample]:
     return filled
 
 
-def gradients(name: str, samples: list[TrainSample], *, max_tokens: int) -> dict[str, Tensor]:
+def gradients(name: str, samples: list[TrainSample], *, max_tokens: int, sharded: bool = False) -> dict[str, Tensor]:
     """Of the second mini-batch, by parameter; "value_head" beside the model's."""
     algo = RECIPES[name]
     cfg = TrainConfig(
@@ -57,25 +57,32 @@ def gradients(name: str, samples: list[TrainSample], *, max_tokens: int) -> dict
         agent=AgentConfig(max_context_tokens=MAX_TOKENS),
         batching=BatchingConfig(max_tokens_per_batch=max_tokens),
     )
-    trainer = TorchBackend(build_model(torch.float64), TrainerConfig(), algo=algo)
+    trainer = TorchBackend(build_model(torch.float64), TrainerConfig(fsdp=sharded), algo=algo)
     if algo.advantage != "gae":
         samples = [replace(sample, value_targets=[]) for sample in samples]
     parts = optimizer_steps(samples, PHASE, cfg, step=0, backend=trainer).parts
     trainer.load_weights({n: 1.02 * w.clone() if "proj" in n else w.clone() for n, w in trainer.weights().items()})
-    trainer.backward(packed_step(parts[1], PHASE, cfg, backend=trainer), objective="policy_gradient")
+    packed = packed_step(parts[1], PHASE, cfg, backend=trainer)
+    trainer.backward(packed, objective="policy_gradient")
     found = {n: g.clone() for n, g in trainer.gradients().items()}
     if trainer.policy.value_head is not None:
         grad = trainer.policy.value_head.weight.grad
         assert grad is not None
         found["value_head"] = grad.clone()
-    return found
+    stats = trainer.train_step(packed, learning_rate=1e-3)
+    assert not stats.skipped
+    state = trainer.state_dict()
+    trainer.load_state_dict(state)
+    head = state["optimizer"].get("value_head.weight", {})
+    return found | {f"stepped/{n}": value.clone() for n, value in head.items() if value.ndim}
 
 
 def main() -> None:
     torch.set_num_threads(1)
     mesh.init_distributed(device="cpu")
     own = samples_with_targets()[mesh.rank() :: mesh.world_size()]
-    found = {name: gradients(name, own, max_tokens=30) for name in RECIPES}
+    sharded = sys.argv[2] == "sharded"
+    found = {name: gradients(name, own, max_tokens=30, sharded=sharded) for name in RECIPES}
     if mesh.is_main():
         torch.save(found, sys.argv[1])
     mesh.barrier()

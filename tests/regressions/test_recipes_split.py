@@ -46,11 +46,11 @@ def test_order_of_rows(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_data_parallel_ranks(tmp_path: Path, ranks: int) -> None:
+@pytest.mark.parametrize(("ranks", "sharding"), [(2, "replicated"), (4, "replicated"), (2, "sharded")])
+def test_data_parallel_ranks(tmp_path: Path, ranks: int, sharding: str) -> None:
     out = tmp_path / "gradients.pt"
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", "0"]
-    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", str(case.__file__), str(out)]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", str(case.__file__), str(out), sharding]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-4000:]
