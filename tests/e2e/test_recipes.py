@@ -224,7 +224,10 @@ def test_an_evaluation_protocol_has_the_published_values(name: str, capsys: pyte
         (["experiment=deepswe"], "engine.backend=vllm cannot run yet: choose engine=embedded"),
         (["experiment=nebius"], "engine.backend=vllm cannot run yet"),
         (["experiment=r2e_verifier"], "model.lora_rank=64: adapters cannot be trained yet"),
-        (["experiment=smoke", "trainer=megatron"], "trainer.backend=megatron cannot run yet: choose trainer=adamw"),
+        (
+            ["experiment=recipe_comparison_smoke", "trainer=megatron"],
+            "trainer.backend=megatron cannot run yet: choose trainer=adamw",
+        ),
         (["experiment=smoke", "sandbox=kubernetes"], "sandbox.backend=kubernetes cannot run yet"),
         (["experiment=smoke", "cluster=h100_2x8"], "are for 16 training processes, 1 were started"),
     ],
