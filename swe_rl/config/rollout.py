@@ -47,7 +47,9 @@ ENGINE_BOUNDS = Bounds(
     at_most_one=("gpu_memory",),
 )
 ROLLOUT_BOUNDS = Bounds(
-    choices={"backend": ("local", "ray")}, positive=("group_size", "top_p"), not_negative=("temperature", "max_staleness", "spare_rollouts"),
+    choices={"backend": ("local", "ray")},
+    positive=("group_size", "top_p"),
+    not_negative=("temperature", "max_staleness", "spare_rollouts"),
 )
 UNCUT = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}  # the distribution that loss and evaluation assume
 
