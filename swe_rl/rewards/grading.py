@@ -98,23 +98,30 @@ async def grade(
     if not filtered.patch and not trusted:
         return make_reward(task, Attempt({"empty": 1.0}), patch, filtered)
     limit_s = task.timeout_s if timeout_s is None else min(timeout_s, task.timeout_s)
-    key = result_key(task, filtered.patch, limit_s=limit_s, strong=strong, order_seed=order_seed)
-    attempt = cache.get(key) if cache is not None else None
-    if attempt is None:
-        job = _Job(
-            task=task,
-            patch=filtered.patch,
-            spec=_grading_spec(spec, limit_s, LOG_BYTES if task.test_runner == "script" else REPORT_BYTES),
-            limit_s=limit_s,
-            open_one=_opener(pool),
-            strong=strong,
-            order_seed=order_seed,
-        )
-        attempt = await _with_retries(job, retries, rerun=rerun)
-        if cache is not None and not _may_be_the_machine(attempt):
-            cache.put(key, attempt)
+    job = _Job(
+        task=task,
+        patch=filtered.patch,
+        spec=_grading_spec(spec, limit_s, LOG_BYTES if task.test_runner == "script" else REPORT_BYTES),
+        limit_s=limit_s,
+        open_one=_opener(pool),
+        strong=strong,
+        order_seed=order_seed,
+    )
+    attempt = await _cached(job, retries, rerun=rerun, cache=cache)
     signs = () if trusted else suspicious(filtered.patch, tree=task.tree)
     return make_reward(task, attempt, patch, filtered, signs=signs)
+
+
+async def _cached(job: _Job, retries: int, *, rerun: bool, cache: ResultCache | None) -> Attempt:
+    if cache is None:
+        return await _with_retries(job, retries, rerun=rerun)
+    key = result_key(job.task, job.patch, limit_s=job.limit_s, strong=job.strong, order_seed=job.order_seed)
+    attempt: Attempt | None = cache.get(key)
+    if attempt is None:
+        attempt = await _with_retries(job, retries, rerun=rerun)
+        if not _may_be_the_machine(attempt):
+            cache.put(key, attempt)
+    return attempt
 
 
 def _hidden(task: Task) -> list[str]:
