@@ -179,7 +179,9 @@ def load_renderer(directory: str) -> tuple[Renderer, str]:
 
         return make_renderer(AutoTokenizer.from_pretrained(directory)), Path(directory).name
     tokenizer = build_tokenizer(
-        nano_corpus.texts("minimal"), vocab_size=ModelConfig().vocab_size, whole_words=nano_corpus.whole_words("minimal")
+        nano_corpus.texts("minimal"),
+        vocab_size=ModelConfig().vocab_size,
+        whole_words=nano_corpus.whole_words("minimal"),
     )
     return make_renderer(tokenizer), "nano"
 

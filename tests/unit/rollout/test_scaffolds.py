@@ -61,7 +61,9 @@ def tasks() -> list[Task]:
 def nano() -> tuple[Any, Any]:
     """A very small model and its tokenizer."""
     cfg = ModelConfig(hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1, intermediate_size=32, vocab_size=640)
-    tokenizer = build_tokenizer(nano_corpus.texts("minimal"), vocab_size=640, whole_words=nano_corpus.whole_words("minimal"))
+    tokenizer = build_tokenizer(
+        nano_corpus.texts("minimal"), vocab_size=640, whole_words=nano_corpus.whole_words("minimal")
+    )
     return build_model(cfg), tokenizer
 
 
