@@ -14,7 +14,8 @@ FILE = Path(__file__).resolve().parents[3] / "benchmarks" / "bench_nano.py"
 @pytest.fixture(scope="module")
 def bench() -> Any:
     spec = importlib.util.spec_from_file_location("bench_nano", FILE)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
