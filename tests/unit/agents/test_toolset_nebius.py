@@ -1,15 +1,16 @@
-"""The windowed tools of arXiv:2508.03501 on a real local sandbox: command language, structured calls, shell state."""
+"""The windowed tools of arXiv:2508.03501 on real sandboxes of both backends: commands, calls, shell state."""
 
 from __future__ import annotations
 
 import pytest
-from tool_calls import Tools, open_tools
+from tool_calls import ON_BOTH_BACKENDS, Tools, open_tools
 
 from swe_rl.agents.observation import ToolError
 from swe_rl.agents.toolsets.command_line import parse_command
 from swe_rl.protocols import EnvStep
 from swe_rl.types import StopReason
 
+pytestmark = ON_BOTH_BACKENDS
 NUMBERS = "".join(f"l{i}\n" for i in range(1, 301)).encode()
 
 

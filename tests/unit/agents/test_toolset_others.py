@@ -1,4 +1,4 @@
-"""The sweagent and bash toolsets, memory tools, and questions to a human, on a real local sandbox."""
+"""The sweagent and bash toolsets, memory tools, and questions to a human, on a real sandbox of each backend."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import sys
 from dataclasses import replace
 
 import pytest
-from tool_calls import TASK, open_tools
+from tool_calls import ON_BOTH_BACKENDS, TASK, open_tools
 
 from swe_rl.agents.toolsets import TOOLSETS, make_toolset
 from swe_rl.agents.toolsets.human import NO_ANSWER, ScriptedHuman, TerminalHuman, charge_questions
 from swe_rl.config import AgentConfig
 from swe_rl.protocols import EnvStep
 from swe_rl.types import Completion, Reward, StopReason, ToolCall, Trajectory, Turn
+
+pytestmark = ON_BOTH_BACKENDS
 
 
 async def test_sweagent_editor_shows_any_file_whole_and_has_no_undo() -> None:

@@ -1,13 +1,14 @@
-"""R2E-Gym's tools on a real local sandbox, one test for each rule of the published scaffold."""
+"""R2E-Gym's tools on a real sandbox of each backend, one test for each rule of the published scaffold."""
 
 from __future__ import annotations
 
 import pytest
-from tool_calls import Tools, open_tools
+from tool_calls import ON_BOTH_BACKENDS, Tools, open_tools
 
 from swe_rl.protocols import EnvStep
 from swe_rl.types import StopReason
 
+pytestmark = ON_BOTH_BACKENDS
 HEAD = "Execution output of [file_editor]:\n"
 LONG = "".join(
     [
