@@ -24,13 +24,30 @@ static int finish(int fd, const struct stat *info, const struct copy *how) {
     return fchmod(fd, info->st_mode & 01777) || futimens(fd, times) ? -1 : 0;
 }
 
+/* What is not a hole. -1 with errno. */
+static int copy_data(int in, int out, const struct stat *info) {
+    off_t at = 0, end;
+    if ((off_t)info->st_blocks * 512 >= info->st_size) { /* no holes, as nearly always: much quicker */
+        ssize_t done = 0;
+        for (; at < info->st_size && (done = sendfile(out, in, NULL, (size_t)(info->st_size - at))) > 0; at += done) {}
+        return done < 0 ? -1 : 0;
+    }
+    while ((at = lseek(in, at, SEEK_DATA)) >= 0) {
+        if ((end = lseek(in, at, SEEK_HOLE)) < 0 || lseek(out, at, SEEK_SET) < 0) return -1;
+        while (at < end) {
+            ssize_t done = sendfile(out, in, &at, (size_t)(end - at));
+            if (done < 0) return -1;
+            if (done == 0) return 0; /* it became shorter meanwhile */
+        }
+    }
+    return errno == ENXIO ? ftruncate(out, info->st_size) : -1; /* nothing further but a hole */
+}
+
 static int copy_file(int from, int to, const char *name, const struct stat *info, const struct copy *how) {
-    ssize_t done = -1;
     int in = openat(from, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (in < 0) return errno == ENOENT ? 0 : -1;
     int out = openat(to, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    while (out >= 0 && (done = sendfile(out, in, NULL, 1u << 20)) > 0) {}
-    int bad = done || finish(out, info, how);
+    int bad = out < 0 || copy_data(in, out, info) || finish(out, info, how);
     close(in);
     if (out >= 0) close(out);
     return bad ? -1 : 0;
