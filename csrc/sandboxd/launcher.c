@@ -97,12 +97,15 @@ static void write_map(char *map, size_t room, uint32_t command) {
 
 static void enter_as_root(struct sandbox *box) {
     char uids[64], gids[64];
+    box->real_root = unshare(CLONE_NEWUTS) == 0;
+    if (!box->real_root && errno == EPERM) return; /* a container's root, as good as a user */
+    if (!box->real_root) fail("new namespaces");
+    if (box->copy_from_fd >= 0) open_scratch(box); /* the copy runs beside all that follows */
     write_map(uids, sizeof uids, box->setup->uid);
     write_map(gids, sizeof gids, box->setup->gid);
     box->userns_fd = make_userns(uids, gids);
     map_layers(box);
-    box->real_root = unshare(NAMESPACES) == 0;
-    if (!box->real_root && errno != EPERM) fail("new namespaces"); /* EPERM: a container's root, as good as a user */
+    if (unshare(NAMESPACES & ~CLONE_NEWUTS)) fail("new namespaces"); /* last: the next process is PID 1 there */
 }
 
 static void enter_as_user(const struct setup *setup) {
@@ -163,7 +166,8 @@ static void remove_cgroup(int parent, const char *name) {
 
 int main(int argc, char **argv) {
     static struct setup setup;
-    static struct sandbox box = {.setup = &setup, .copy_from_fd = -1, .join_fd = -1, .oom_fd = -1, .upper_fd = -1};
+    static struct sandbox box = {.setup = &setup, .copy_from_fd = -1, .join_fd = -1, .oom_fd = -1, .upper_fd = -1,
+                                 .copied_fd = -1, .scratch_fd = -1};
     int alive[2], parent = -1, cpu_parent = -1;
     char number[16];
     syscall(NR_close_range, SOCKET_FD + 1, ~0u, 0);
@@ -192,10 +196,12 @@ int main(int argc, char **argv) {
     }
     close(SOCKET_FD); /* only the supervisor may hold it: the owner sees its end as end of file */
     close(alive[0]);
+    if (box.copy_from_fd >= 0) close(box.copy_from_fd);
     snprintf(number, sizeof number, "%d", (int)supervisor);
     if (cpu >= 0) (void)write_text(cpu, "cgroup.procs", number);
     if (cgroup >= 0 && write_text(cgroup, "cgroup.procs", number) == 0) /* 5 to 20 ms: beside the start, not in it */
         (void)!write(alive[1], "j", 1);
+    if (box.copier) waitpid(box.copier, NULL, 0);
     watch(supervisor, owner_fd, setup.numbers[N_LEASE_MS]);
     if (parent >= 0) remove_cgroup(parent, strrchr(setup.cgroup, '/') + 1);
     if (cpu_parent >= 0) remove_cgroup(cpu_parent, strrchr(setup.cpu_group, '/') + 1);

@@ -76,16 +76,45 @@ static void bind_scratch(const struct sandbox *box, const char *name, const char
     if (target) attach_at_new(clone_tree(path, ATTR_NOSUID | ATTR_NODEV), target);
 }
 
+/* A process of its own copies the upper directory of the sandbox that this one is forked from, beside the rest of the
+ * start. Until `finish_copy` nothing may be mounted over the upper directory. */
+static void start_copy(struct sandbox *box) {
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) || (box->copier = fork()) < 0) fail("copy of the upper directory");
+    if (box->copier == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (copy_tree(box->copy_from_fd, box->upper_fd, box->real_root, box->real_root)) fail("copy of the upper directory");
+        _exit(write(ends[1], "c", 1) != 1);
+    }
+    close(ends[1]);
+    close(box->copy_from_fd); /* it would keep the memory of a sandbox that is closed */
+    box->copy_from_fd = -1;
+    box->copied_fd = ends[0];
+}
+
+static void finish_copy(struct sandbox *box) {
+    char done;
+    if (box->copied_fd < 0) return;
+    if (read(box->copied_fd, &done, 1) != 1) _exit(1); /* it has told the owner why */
+    while (waitpid(-1, NULL, 0) > 0) {} /* unless it is the launcher's child */
+    close(box->copied_fd);
+    box->copied_fd = -1;
+}
+
+void open_scratch(struct sandbox *box) {
+    box->scratch_fd = new_tmpfs(box->setup->numbers[N_DISK]);
+    if (mkdirat(box->scratch_fd, "upper", 0755)) fail("upper directory");
+    box->upper_fd = openat(box->scratch_fd, "upper", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (box->upper_fd < 0 || (box->real_root && fchown(box->upper_fd, OUTSIDE_COMMAND, OUTSIDE_COMMAND)))
+        fail("upper directory");
+    if (box->copy_from_fd >= 0) start_copy(box);
+}
+
 static void make_scratch(struct sandbox *box) {
     if (mkdir(SCRATCH, 0700)) fail(SCRATCH);
-    attach(new_tmpfs(box->setup->numbers[N_DISK]), SCRATCH);
+    if (box->scratch_fd < 0) open_scratch(box);
+    attach(box->scratch_fd, SCRATCH);
     if (mkdir(SCRATCH "/work", 0755) || mkdir(SCRATCH "/empty", 0755)) fail("scratch directories");
-    bind_scratch(box, "upper", NULL, 0755);
-    box->upper_fd = open(SCRATCH "/upper", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (box->upper_fd < 0) fail("upper directory");
-    if (box->copy_from_fd < 0) return;
-    if (copy_tree(box->copy_from_fd, box->upper_fd, box->real_root, box->real_root)) fail("copy of the upper directory");
-    close(box->copy_from_fd);
 }
 
 /* Places layer `i` at `path`, owned by the command's user: by an id-mapped mount, or else by a copy. */
@@ -109,6 +138,7 @@ static void mount_workdir(struct sandbox *box, const int *layers) {
     const struct setup *setup = box->setup;
     const char *target = inside(setup->workdir);
     char options[4096], path[64];
+    finish_copy(box);
     make_parents(target);
     if (mkdir(target, 0755) == 0 && box->real_root && chown(target, OUTSIDE_COMMAND, OUTSIDE_COMMAND)) fail(target);
     if (setup->num_layers == 0 && setup->image) return; /* a directory of the image */
@@ -137,6 +167,7 @@ static void enter_image(struct sandbox *box, int tree) {
     if (scratch < 0 || chdir(SCRATCH) || mkdir("topwork", 0755) || mkdir("i", 0755) || mkdir("image", 0755))
         fail("scratch directories");
     attach(tree, "i");
+    if (!own) finish_copy(box);
     int len = snprintf(options, sizeof options, "%supperdir=%s,workdir=%s,lowerdir=i/", box->real_root ? "" : "userxattr,",
                        own ? "top" : "upper", own ? "topwork" : "work");
     for (const char *at = box->setup->image_layers; *at && len < (int)sizeof options - 4; at++) {

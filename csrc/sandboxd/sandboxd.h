@@ -60,6 +60,9 @@ struct sandbox {
     int userns_fd;    /* real root: the namespace to join */
     int layer_map_fd[MAX_LAYERS]; /* real root: a namespace that maps a layer's owner to OUTSIDE_COMMAND; or -1 */
     int copy_from_fd; /* upper directory of the sandbox this one is forked from, or -1 */
+    pid_t copier;     /* the process that copies it, or 0 */
+    int copied_fd;    /* one byte: it has; end of file: it could not; -1: nothing is under way */
+    int scratch_fd;   /* the size-capped tmpfs before it is mounted, or -1 */
     int alive_fd;     /* end of file: the launcher is gone; one byte: we are in the memory cgroup */
     int join_fd;      /* cgroup.procs, or -1 */
     int oom_fd;       /* memory.events or memory.oom_control, or -1 */
@@ -77,7 +80,9 @@ struct sandbox {
 _Noreturn void fail(const char *stage); /* tells the owner `stage` and errno, and exits */
 void read_setup(struct setup *setup, int *passed_fd); /* *setup points into memory that is never freed */
 int write_text(int dir, const char *path, const char *text); /* -1 with errno */
-/* rootfs.c: builds the whole file system and pivots into it. */
+/* rootfs.c: the tmpfs for all that is written, and the start of the copy for a fork; any time before build_root. */
+void open_scratch(struct sandbox *box);
+/* Builds the whole file system and pivots into it. */
 void build_root(struct sandbox *box);
 /* copytree.c: the files go to the command's user if `give`. -1 with errno. */
 int copy_tree(int from, int to, bool trusted_xattr, bool give);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
@@ -24,7 +25,7 @@ from sandbox_backends import LOCAL_MODES
 import swe_rl
 from swe_rl.errors import ConfigError, SandboxError, SandboxLost
 from swe_rl.protocols import Sandbox
-from swe_rl.sandbox import SandboxPool, cgroup, open_sandbox
+from swe_rl.sandbox import SandboxPool, cgroup, open_sandbox, wire
 from swe_rl.sandbox.binary import sandboxd_path
 from swe_rl.sandbox.local import LocalSandbox
 from swe_rl.sandbox.owner import owner_label
@@ -269,3 +270,44 @@ async def _use_without_isolation(spec: SandboxSpec) -> None:
         await other.close()
         root = Path(sandbox._root)  # type: ignore[attr-defined]
     assert not root.exists()
+
+
+@pytest.mark.parametrize("flags", [0, wire.FLAG_USERNS])
+async def test_fork_leaves_no_process_descriptor_or_memory_behind(layer: Path, flags: int) -> None:
+    spec = SandboxSpec(layers=(str(layer),), limits=Limits(disk_bytes=61 << 20))
+    async with await LocalSandbox(spec, flags=flags).start() as sandbox:
+        await out(sandbox, "echo x > file; head -c 20M /dev/zero > big")
+        async with await sandbox.fork() as other:
+            held = []
+            for launcher in (sandbox._launcher, other._launcher):
+                while len(supervisors := _children(launcher)) > 1:  # the process that copied is waited for
+                    await asyncio.sleep(0.01)
+                assert _children(supervisors[0]) == []
+                held.append({device for pid in (launcher, *supervisors) for device in _tmpfs_of(pid, 61 << 20)})
+            assert list(map(len, held)) == [1, 1], "a fork holds the files of the sandbox that it was made from"
+            assert held[0] != held[1]
+
+
+def _children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _tmpfs_of(pid: int, size: int) -> set[int]:
+    """Device numbers of the file systems of that size that the process has descriptors in."""
+    found = set()
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # a socket, or closed meanwhile
+            info = os.statvfs(path)
+            if info.f_blocks * info.f_frsize == size:
+                found.add(path.stat().st_dev)
+    return found
+
+
+async def test_fork_that_does_not_fit_says_why(layer: Path) -> None:
+    """Hard links become files of their own, as wherever an overlay copies them."""
+    spec = SandboxSpec(layers=(str(layer),), limits=Limits(disk_bytes=8 << 20))
+    async with open_sandbox(spec) as sandbox:
+        await out(sandbox, "head -c 3M /dev/zero > a; ln a b; ln a c")
+        with pytest.raises(SandboxError, match="copy of the upper directory: No space left"):
+            await sandbox.fork()  # type: ignore[attr-defined]
+        assert await out(sandbox, "ls") != b""
