@@ -22,8 +22,8 @@ from sandbox_backends import IMAGE
 from swe_rl.errors import ConfigError, SandboxError
 from swe_rl.sandbox import open_sandbox
 from swe_rl.sandbox.docker import DockerSandbox, Engine, reap_containers
-from swe_rl.sandbox.docker.container import OWNER_LABEL, labels
 from swe_rl.sandbox.docker.door import PREFIX
+from swe_rl.sandbox.docker.labels import DEADLINE_LABEL, NAMESPACE_LABEL, OWNER_LABEL, labels
 from swe_rl.sandbox.owner import is_alive
 from swe_rl.types import SandboxSpec
 
@@ -197,16 +197,16 @@ def test_sigkill_of_the_owner_leaves_no_container(layer: Path) -> None:
         time.sleep(0.1)
     assert containers_of(label) == []
     reap_containers(is_alive)
-    assert not [path for path in Path("/tmp").glob(f"{PREFIX}{label}-*")]
+    assert not [path for path in Path("/tmp").glob(f"{PREFIX}*-{label}-*")]
 
 
 def test_reaper_removes_what_the_dead_and_the_late_left() -> None:
     api = Engine.shared()._api
-    living = labels(SPEC)
+    living = labels(600.0)
     cases = {
         "dead": {**living, OWNER_LABEL: "1-1"},
-        "late": {**living, "swe-rl.deadline": "1000"},
-        "elsewhere": {**living, OWNER_LABEL: "1-1", "swe-rl.pid-namespace": "pid:[1]"},
+        "late": {**living, DEADLINE_LABEL: "1"},
+        "elsewhere": {**living, OWNER_LABEL: "1-1", NAMESPACE_LABEL: "1"},
         "living": living,
     }
     ids = {
@@ -214,7 +214,7 @@ def test_reaper_removes_what_the_dead_and_the_late_left() -> None:
         for name, case in cases.items()
     }
     try:
-        assert reap_containers(is_alive) == 2
+        assert reap_containers(is_alive) >= 2  # this engine may have leftovers of others
         left = {found["Id"] for found in Engine.shared().containers(OWNER_LABEL)}
         assert {name for name, id in ids.items() if id in left} == {"elsewhere", "living"}
     finally:
