@@ -13,12 +13,13 @@ from pathlib import Path
 from urllib.parse import quote
 
 from swe_rl.rollout.journal import read_journal
+from swe_rl.rollout.statistics import UNTESTED
 from swe_rl.types import Reward, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """Graded attempts at one task; what the machine lost is in neither number."""
+    """Graded attempts at one task; what the machine lost or nobody tested is in neither number."""
 
     passed: int
     graded: int
@@ -28,7 +29,7 @@ def measured_success(directory: Path, phase: str) -> dict[str, Tally]:
     """Tally by task id of all rollouts of a phase under `directory` (of one rank); {} when there are none."""
     found: dict[str, Tally] = {}
     for task_id, reward in _rewards(directory, quote(phase, safe="")):
-        if reward is not None:
+        if reward is not None and UNTESTED not in reward.terms:
             found[task_id] = _sum([found.get(task_id), Tally(passed=int(reward.solved), graded=1)])
     return found
 

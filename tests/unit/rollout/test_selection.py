@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,19 @@ def test_success_is_read_back_from_both_forms_of_the_journal(tmp_path: Path) -> 
     assert measured_success(tmp_path, "rl-2") == {"a": Tally(passed=0, graded=1)}
     assert measured_success(tmp_path, "rft") == {}
     journal.close()
+
+
+def test_a_rollout_that_nobody_tested_says_nothing_about_its_task(tmp_path: Path) -> None:
+    """run_tests_on_filtered=false: reward 0 is a convention of the baseline, not a failure that was measured."""
+    untested = replace(attempt("a", 0), reward=Reward(value=0.0, terms={"untested": 1.0}))
+    for compact in (False, True):
+        with closing(Journal(tmp_path / str(compact))) as journal:
+            for index, item in enumerate((untested, attempt("a", 1), replace(untested, task_id="b"))):
+                journal.append(RolloutKey("rl", 0, item.task_id, index), item)
+            if compact:
+                journal.compact("rl", 0)
+        measured = measured_success(tmp_path / str(compact), "rl")
+        assert measured == {"a": Tally(passed=1, graded=1)}, "task b was not tried: it stays in the next pool"
 
 
 def test_the_next_pool_leaves_out_what_is_solved_often_and_never() -> None:
