@@ -136,6 +136,11 @@ def validate_algo(algo: AlgoConfig) -> None:
     for key in ("kl_estimator", "kl_in"):
         if not algo.kl_coeff and getattr(algo, key) != getattr(default, key):
             raise ConfigError(f"algo.{key}={getattr(algo, key)} does nothing with algo.kl_coeff=0: set that")
+    if algo.singleton == "reward" and algo.drop_uniform_groups:
+        raise ConfigError(
+            "algo.singleton=reward does nothing with algo.drop_uniform_groups=true: a group of one is uniform and "
+            "leaves the batch; set algo.singleton=zero, or algo.drop_uniform_groups=false"
+        )
     if algo.dual_clip and algo.dual_clip <= 1:
         raise ConfigError(f"algo.dual_clip={algo.dual_clip} must be above 1, or 0 for none")
     if algo.correction in ("mask", *REJECTING) and not algo.correction_low <= algo.correction_cap:
@@ -173,6 +178,11 @@ def validate_rl(algo: AlgoConfig, rollout: RolloutConfig) -> None:
         raise ConfigError(
             f"rollout.group_size={rollout.group_size} leaves nobody for algo.advantage={algo.advantage}: "
             "set rollout.group_size to 2 or more"
+        )
+    if rollout.group_size < 2 and algo.advantage != "gae" and algo.singleton == "zero":
+        raise ConfigError(
+            f"rollout.group_size={rollout.group_size} makes every advantage 0 with algo.advantage={algo.advantage} and "
+            "algo.singleton=zero: set rollout.group_size to 2 or more, or algo.singleton=reward"
         )
     if rollout.temperature <= 0:
         raise ConfigError(f"rollout.temperature must be positive in a policy-gradient phase, got {rollout.temperature}")

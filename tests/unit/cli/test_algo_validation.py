@@ -44,6 +44,7 @@ def refusal(*, rollout: dict[str, Any] | None = None, **algo: Any) -> str:
         ),
         ({"ratio_rule": "cispo", "dual_clip": 3.0}, "algo.dual_clip=3.0 does nothing with algo.ratio_rule=cispo"),
         ({"dual_clip": 0.5}, "algo.dual_clip=0.5 must be above 1"),
+        ({"singleton": "reward", "drop_uniform_groups": True}, "algo.singleton=reward does nothing with algo.drop_uni"),
         ({"correction": "tis", "correction_low": 0.9}, "algo.correction_low=0.9 does nothing with algo.correction=tis"),
         ({"correction": "mask", "correction_low": 3.0}, "algo.correction_low=3.0 is above algo.correction_cap=2.0"),
         ({"gamma": 0.9}, "algo.gamma=0.9 does nothing with algo.advantage=leave_one_out, only with gae"),
@@ -74,6 +75,7 @@ def test_what_cannot_act_is_refused(settings: dict[str, Any], words: str) -> Non
         ({"correction": "mask"}, {"max_staleness": 1}, "the ratio is taken against the engine's logprobs already"),
         ({"old_policy": "recompute"}, {"max_staleness": 1}, "takes rollouts of older weights"),
         ({"advantage": "turn_level"}, {"group_size": 1}, "leaves nobody for algo.advantage=turn_level"),
+        ({"advantage": "group_std"}, {"group_size": 1}, "rollout.group_size=1 makes every advantage 0"),
     ],
 )
 def test_against_the_rollouts(algo: dict[str, Any], rollout: dict[str, Any], words: str) -> None:
@@ -88,6 +90,7 @@ def test_stale_rollouts_may_be_decoupled_or_bypassed() -> None:
     validate_rl(decoupled, stale)
     assert not bypasses(decoupled, stale)
     validate_rl(AlgoConfig(advantage="gae"), RolloutConfig(group_size=1))
+    validate_rl(AlgoConfig(advantage="group_mean", singleton="reward"), RolloutConfig(group_size=1))
 
 
 def test_names_are_those_of_the_code_behind_them() -> None:
