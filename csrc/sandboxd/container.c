@@ -71,14 +71,18 @@ static bool is_tmpfs(int fd) {
     return fstatfs(fd, &info) == 0 && info.f_type == TMPFS_TYPE;
 }
 
+static void open_disk(struct sandbox *box, const char *path) {
+    int fd = box->num_disks < MAX_DISKS ? open_dir(path) : -1;
+    if (fd >= 0 && is_tmpfs(fd)) box->disk_fds[box->num_disks++] = fd;
+    else if (fd >= 0) close(fd);
+}
+
 /* The engine mounted empty, size-capped file systems where commands may write; full ones mean "disk_full". */
 static void open_disks(struct sandbox *box) {
     const char *const places[] = {box->setup->workdir, "/tmp", "/var/tmp", "/dev/shm", "/home/agent"};
-    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
-        int fd = open_dir(places[i]);
-        if (fd >= 0 && is_tmpfs(fd)) box->disk_fds[box->num_disks++] = fd;
-        else if (fd >= 0) close(fd);
-    }
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) open_disk(box, places[i]);
+    for (size_t i = 0; i < box->setup->num_items; i++) /* volumes of the image */
+        if (box->setup->items[i].op == OP_EMPTY) open_disk(box, box->setup->items[i].a);
 }
 
 static void make_workdir(const char *path) {
@@ -159,7 +163,7 @@ _Noreturn void run_in_container(struct sandbox *box, struct setup *setup, char *
     make_greeting();
     first_call();
     read_setup(setup, &box->copy_from_fd);
-    if (access(setup->shell, X_OK)) setup->shell = "/bin/sh";
+    if (access(setup->shell, X_OK) && access(setup->shell = "/bin/sh", X_OK)) fail("/bin/sh");
     box->proc = opendir("/proc");
     if (!box->proc) fail("/proc");
     box->oom_fd = open("/sys/fs/cgroup/memory.events", O_RDONLY | O_CLOEXEC);

@@ -70,7 +70,7 @@ enum setup_op {
     OP_ENV,      /* a: NAME=value */
     OP_SHELL,    /* a: path inside */
     OP_CGROUP,   /* a: memory cgroup directory to create, b: file of its limit */
-    OP_EMPTY,    /* a: path inside; an empty directory is mounted over what is there */
+    OP_EMPTY,    /* a: path inside; an empty directory is mounted over what is there (in a container: by the engine) */
     OP_IMAGE,    /* a: host directory of the unpacked layers, b: their names in it, uppermost first, joined by ':' */
     OP_USER,     /* a, b: uid and gid of commands inside; 1000 and 1000 without it */
     OP_CPU,      /* a: cpu cgroup directory to create, or that of OP_CGROUP, b: "FILE VALUE" to write there */

@@ -48,7 +48,7 @@ static inline uint32_t supervisor_id(uint32_t command) { return command ? 0 : CO
 /* In a container no namespace can be made: a supplementary group, which only the supervisor may change, is the tag. */
 #define FIRST_TAG_GROUP 20000u
 #define NUM_TAG_GROUPS 40000u
-#define MAX_DISKS 8
+#define MAX_DISKS 16
 
 struct written {
     struct timespec since; /* of files changed after that */

@@ -30,8 +30,8 @@ class Channel:
     ) -> None:
         sock.setblocking(False)
         self._sock = sock
-        self.on_frame = on_frame  # both may be replaced when it becomes known who calls
-        self.on_end = on_end
+        self._on_frame = on_frame
+        self._on_end = on_end
         self._reader = FrameReader()
         self._pending: deque[memoryview] = deque()
         self._loop = asyncio.get_running_loop()
@@ -106,11 +106,11 @@ class Channel:
             return
         try:
             for frame in self._reader.feed(data):
-                self.on_frame(frame)
+                self._on_frame(frame)
         except SandboxLost as err:
             self._finish(str(err))
 
     def _finish(self, reason: str) -> None:
         if self._open:
             self.close()
-            self.on_end(reason)
+            self._on_end(reason)

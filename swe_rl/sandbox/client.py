@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import itertools
+import math
 import os
 import struct
 from abc import ABC, abstractmethod
@@ -17,22 +18,13 @@ from typing import Self
 
 from swe_rl.errors import ConfigError, SandboxError, SandboxLost
 from swe_rl.sandbox import wire
+from swe_rl.sandbox.channel import Channel
 from swe_rl.types import ExecResult, SandboxSpec
 
 REPLY_MARGIN_S = 15.0  # the supervisor enforces the limits; this guards against the supervisor itself
 MAX_FILE_BYTES = 256 << 20  # read_file refuses larger files
 FILE_S = 60.0
-
-
-def check_spec(spec: SandboxSpec) -> None:
-    """Raises ConfigError for a spec that no supervisor can honour, SandboxError for a layer that is not there."""
-    if not spec.workdir.startswith("/") or os.path.normpath(spec.workdir) in ("/", "/tmp", "/proc", "/dev"):
-        raise ConfigError(f"SandboxSpec.workdir={spec.workdir!r} must be an absolute directory of its own, as /testbed")
-    if spec.limits.output_bytes > wire.MAX_KEEP:
-        raise ConfigError(f"Limits.output_bytes={spec.limits.output_bytes} is too large: at most {wire.MAX_KEEP}")
-    missing = [layer for layer in spec.layers if not os.path.isdir(layer)]
-    if missing:
-        raise SandboxError(f"layer {missing[0]!r} is not a directory")
+_MAX_PATH = 4095  # bytes, of the kernel
 
 
 @dataclass(slots=True)
@@ -42,6 +34,11 @@ class Request:
     reply: asyncio.Future[wire.Frame]
     frames: list[bytes] = field(default_factory=list)  # as sent, for sending again
     chunks: list[bytes] = field(default_factory=list)  # pieces of a file that is being read
+    descriptor: int = -1  # came with the answer; whoever takes it closes it
+
+    @property
+    def answer(self) -> bytes:
+        return self.reply.result().body
 
 
 class SandboxClient(ABC):
@@ -51,6 +48,7 @@ class SandboxClient(ABC):
         self.spec = spec
         self._ids = itertools.count(1)
         self._requests: dict[int, Request] = {}
+        self._channel: Channel | None = None
         self._ended = ""  # why, once it has
         self._from_inside = False  # see errors.SandboxLost
 
@@ -85,51 +83,63 @@ class SandboxClient(ABC):
         killed and the output so far is returned (outcome "timeout"). Without `stdin` it reads end of file at once.
         Raises SandboxLost when the sandbox ends meanwhile; a failing command is a result, not an exception.
         """
-        encoded = command.encode("utf-8", "surrogateescape")
-        if b"\0" in encoded:
-            return wire.refused(b"sandbox: the command contains a NUL byte\n")
-        if len(encoded) > wire.MAX_BODY // 2:
-            return wire.refused(b"sandbox: the command is longer than 4 MiB\n")
         limits = self.spec.limits
         limit_s = limits.command_s if timeout_s is None else timeout_s
+        if math.isnan(limit_s):
+            raise ConfigError("timeout_s=nan must be a number of seconds")
+        encoded, place = wire.encoded(command), os.path.join(self.spec.workdir, cwd) if cwd else self.spec.workdir
+        why = _no_command(encoded) or _no_directory(place)
+        if why or encoded is None:
+            return wire.refused(b"sandbox: %s\n" % why)
         body = wire.exec_body(
             wire.SHELL,
             encoded,
-            cwd=os.path.join(self.spec.workdir, cwd) if cwd else self.spec.workdir,
+            cwd=place,
             timeout_s=limit_s,
             keep_bytes=limits.output_bytes,
             kill_bytes=limits.output_kill_bytes,
             has_data=stdin is not None,
         )
-        frame, _ = await self._call(wire.EXEC, body, data=stdin, limit_s=limit_s)
-        return wire.parse_result(frame.body)
+        request = await self._call(wire.EXEC, body, data=stdin, limit_s=limit_s)
+        return wire.parse_result(request.answer)
 
     async def read_file(self, path: str) -> bytes:
         """Content of a regular file, read with a command's rights; relative to `workdir`.
 
         Raises OSError as open() would (FileNotFoundError, PermissionError, IsADirectoryError, EFBIG over 256 MiB).
         """
-        frame, chunks = await self._file_call(wire.READ, path, None)
-        _raise_errno(frame.body, path)
-        return b"".join(chunks)
+        request = await self._file_call(wire.READ, path, None)
+        _raise_errno(request.answer, path)
+        return b"".join(request.chunks)
 
     async def write_file(self, path: str, data: bytes) -> None:
         """Creates or overwrites a regular file, and its parent directories, with a command's rights.
 
         Raises OSError as open() and write() would; a full disk is ENOSPC.
         """
-        frame, _ = await self._file_call(wire.WRITE, path, data)
-        _raise_errno(frame.body, path)
+        request = await self._file_call(wire.WRITE, path, data)
+        _raise_errno(request.answer, path)
 
     async def ping(self) -> int:
         """Number of processes alive beside the supervisor (background jobs, and commands in flight)."""
-        frame, _ = await self._call(wire.PING, b"", limit_s=REPLY_MARGIN_S)
-        return struct.unpack("<I", frame.body)[0]
+        request = await self._call(wire.PING, b"", limit_s=REPLY_MARGIN_S)
+        return struct.unpack("<I", request.answer)[0]
 
-    async def _file_call(self, kind: int, path: str, data: bytes | None) -> tuple[wire.Frame, list[bytes]]:
-        name = path.encode("utf-8", "surrogateescape")
+    async def _snapshot(self) -> int:
+        """A descriptor of what was written under `workdir`; the caller closes it."""
+        request = await self._call(wire.SNAPSHOT, b"", limit_s=FILE_S)
+        if request.descriptor < 0:
+            raise SandboxError("no descriptor is free for a fork: raise the limit of open files (ulimit -n)")
+        return request.descriptor
+
+    async def _file_call(self, kind: int, path: str, data: bytes | None) -> Request:
+        name = wire.encoded(path)
+        if name is None:
+            raise OSError(errno.EILSEQ, os.strerror(errno.EILSEQ), path)
         if b"\0" in name or not name:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
+        if len(name) > _MAX_PATH:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path[:100])
         body = wire.exec_body(
             kind,
             name,
@@ -141,9 +151,7 @@ class SandboxClient(ABC):
         )
         return await self._call(wire.EXEC, body, data=data, limit_s=FILE_S)
 
-    async def _call(
-        self, kind: int, body: bytes, *, limit_s: float, data: bytes | None = None
-    ) -> tuple[wire.Frame, list[bytes]]:
+    async def _call(self, kind: int, body: bytes, *, limit_s: float, data: bytes | None = None) -> Request:
         if self._ended:
             raise SandboxLost(self._ended)
         request_id = next(self._ids)
@@ -152,17 +160,19 @@ class SandboxClient(ABC):
         try:
             for piece in request.frames:
                 self._send(piece)
-            frame = await asyncio.wait_for(request.reply, limit_s + REPLY_MARGIN_S)
+            await asyncio.wait_for(request.reply, limit_s + REPLY_MARGIN_S)
         except TimeoutError as err:
             self._abandon("the supervisor does not answer")
             raise SandboxLost(self._ended) from err
         except asyncio.CancelledError:
             if kind == wire.EXEC and not self._ended:
                 self._send_note(wire.frame(wire.KILL, request_id))  # nobody waits for it any more
+            if request.descriptor >= 0:
+                os.close(request.descriptor)
             raise
         finally:
             self._requests.pop(request_id, None)
-        return frame, request.chunks
+        return request
 
     def _expect(self, request_id: int) -> Request:
         request = self._requests[request_id] = Request(asyncio.get_running_loop().create_future())
@@ -173,6 +183,12 @@ class SandboxClient(ABC):
             self._ended = self._ended or f"the sandbox ended: {frame.body.decode(errors='replace')}"
             return
         request = self._requests.get(frame.request_id)
+        if frame.kind == wire.UPPER and self._channel is not None and self._channel.passed_fds:
+            descriptor = self._channel.passed_fds.popleft()
+            if request is None or request.reply.done():
+                os.close(descriptor)
+            else:
+                request.descriptor = descriptor
         if request is None:  # its caller was cancelled
             return
         if frame.kind == wire.CHUNK:
@@ -184,6 +200,22 @@ class SandboxClient(ABC):
         for request in self._requests.values():
             if not request.reply.done():
                 request.reply.set_exception(SandboxLost(self._ended, from_inside=self._from_inside))
+
+
+def _no_command(encoded: bytes | None) -> bytes:
+    """Why it cannot be run, b"" if it can."""
+    if encoded is None:
+        return b"the command contains half a surrogate pair, which is no character"
+    if b"\0" in encoded:
+        return b"the command contains a NUL byte"
+    return b"the command is longer than 4 MiB" if len(encoded) > wire.MAX_BODY // 2 else b""
+
+
+def _no_directory(path: str) -> bytes:
+    """Why it cannot be one, b"" if it can."""
+    encoded = wire.encoded(path)
+    fits = encoded is not None and b"\0" not in encoded and len(encoded) <= _MAX_PATH
+    return b"" if fits else b"the work directory cannot be a path"
 
 
 def _frames(kind: int, request_id: int, body: bytes, data: bytes | None) -> list[bytes]:

@@ -9,12 +9,12 @@ import socket
 import struct
 from dataclasses import replace
 
-from swe_rl.errors import ConfigError, SandboxError, SandboxUnavailable
-from swe_rl.sandbox import wire
+from swe_rl.errors import SandboxError, SandboxUnavailable
 from swe_rl.sandbox.binary import sandboxd_path
 from swe_rl.sandbox.enforcement import name_gaps_once
 from swe_rl.sandbox.oci import default_store
 from swe_rl.sandbox.owner import owner_label
+from swe_rl.sandbox.spec_check import NO_WORKDIR, check_spec
 from swe_rl.types import SandboxSpec
 
 PROGRAM = "swe-sandboxd"
@@ -28,18 +28,13 @@ _CURE = (
 )
 
 
-def check_spec(spec: SandboxSpec) -> SandboxSpec:
+def prepared(spec: SandboxSpec) -> SandboxSpec:
     """The spec with the work directory that counts. Raises ConfigError for what no local sandbox can honour."""
     name_gaps_once()
     if spec.image:
         spec = _with_workdir_of_image(spec)
-    elif not spec.workdir.startswith("/") or os.path.normpath(spec.workdir) in ("/", "/tmp", "/proc", "/dev"):
-        raise ConfigError(f"SandboxSpec.workdir={spec.workdir!r} must be an absolute directory of its own, as /testbed")
-    if spec.limits.output_bytes > wire.MAX_KEEP:
-        raise ConfigError(f"Limits.output_bytes={spec.limits.output_bytes} is too large: at most {wire.MAX_KEEP}")
-    missing = [layer for layer in spec.layers if not os.path.isdir(layer)]
-    if missing:
-        raise SandboxError(f"layer {missing[0]!r} is not a directory")
+    brings_workdir = bool(spec.image) and not spec.layers  # then all of the image may be written
+    check_spec(spec, no_workdir=() if brings_workdir else NO_WORKDIR)
     return spec
 
 
@@ -50,9 +45,6 @@ def _with_workdir_of_image(spec: SandboxSpec) -> SandboxSpec:
     workdir = spec.workdir
     if not spec.layers and workdir == _DEFAULT_WORKDIR and not image.has_testbed:
         workdir = image.workdir
-    reserved = ("/proc", "/dev") if not spec.layers else ("/", "/tmp", "/proc", "/dev")
-    if not workdir.startswith("/") or os.path.normpath(workdir) in reserved:
-        raise ConfigError(f"SandboxSpec.workdir={workdir!r} must be an absolute directory of its own, as /testbed")
     return replace(spec, workdir=workdir)
 
 

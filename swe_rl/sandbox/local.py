@@ -45,8 +45,8 @@ from swe_rl.sandbox import wire
 from swe_rl.sandbox.base_root import setup_body
 from swe_rl.sandbox.cgroup import new_group, remove_when_empty
 from swe_rl.sandbox.channel import STREAM_ENDED, Channel
-from swe_rl.sandbox.client import FILE_S, SandboxClient
-from swe_rl.sandbox.launch import check_spec, failure_of, spawn
+from swe_rl.sandbox.client import SandboxClient
+from swe_rl.sandbox.launch import failure_of, prepared, spawn
 from swe_rl.types import SandboxSpec
 
 READY_S = 20.0  # a loaded machine may need long; a healthy one needs milliseconds
@@ -60,7 +60,6 @@ class LocalSandbox(SandboxClient):
         super().__init__(spec)
         self._flags = flags  # wire.FLAG_*: force a fallback
         self._use_cgroup = use_cgroup
-        self._channel: Channel | None = None
         self._launcher = 0  # pid
         self._launcher_gone: asyncio.Future[None] | None = None
 
@@ -69,7 +68,7 @@ class LocalSandbox(SandboxClient):
 
         Raises SandboxUnavailable when this machine cannot make sandboxes, SandboxError for any other failure.
         """
-        self.spec = check_spec(self.spec)  # an image may say where its work directory is
+        self.spec = prepared(self.spec)  # an image may say where its work directory is
         try:
             await self._start(copy_from)
         except TimeoutError as err:
@@ -125,11 +124,10 @@ class LocalSandbox(SandboxClient):
     async def fork(self) -> LocalSandbox:
         """A new sandbox of the same spec with a copy of everything written under `workdir`.
 
-        Processes, /tmp, /home and shared memory are not copied. The lease starts anew.
+        Processes, /tmp, /home and shared memory are not copied, and hard links become files of their own. The lease
+        starts anew. Raises SandboxError where the copy does not fit.
         """
-        await self._call(wire.SNAPSHOT, b"", limit_s=FILE_S)
-        assert self._channel is not None
-        upper = self._channel.passed_fds.popleft()
+        upper = await self._snapshot()
         try:
             return await LocalSandbox(self.spec, flags=self._flags, use_cgroup=self._use_cgroup).start(copy_from=upper)
         finally:

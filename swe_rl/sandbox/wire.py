@@ -30,6 +30,14 @@ def frame(kind: int, request_id: int, body: bytes = b"") -> bytes:
     return _HEADER.pack(len(body), request_id, kind) + body
 
 
+def encoded(text: str) -> bytes | None:
+    """As file names are (surrogateescape); None for half a surrogate pair, which has no bytes."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return None
+
+
 def _blob(value: str | bytes) -> bytes:
     """Length, bytes, a NUL that is not counted. File names keep undecodable bytes (surrogateescape)."""
     raw = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
@@ -49,7 +57,7 @@ def numbers(*, memory: int, pids: int, disk: int, lease_ms: int, owner: int, fla
 def exec_body(
     kind: int, command: bytes, *, cwd: str, timeout_s: float, keep_bytes: int, kill_bytes: int, has_data: bool
 ) -> bytes:
-    timeout_ms = min(max(int(timeout_s * 1000), 1), 0xFFFFFFFF)
+    timeout_ms = int(min(max(timeout_s * 1000, 1), 0xFFFFFFFF))
     head = struct.pack("<IIIIQ", kind, has_data, timeout_ms, min(keep_bytes, MAX_KEEP), kill_bytes)
     return head + _blob(cwd) + _blob(command)
 

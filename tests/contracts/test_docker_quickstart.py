@@ -12,7 +12,7 @@ from pyarrow import parquet
 from sandbox_backends import IMAGE
 
 from swe_rl.sandbox.docker import Engine
-from swe_rl.sandbox.docker.container import OWNER_LABEL
+from swe_rl.sandbox.docker.labels import OWNER_LABEL
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -167,7 +168,8 @@ async def test_strangers_at_the_socket_are_refused(sandbox: DockerSandbox) -> No
     ]
     for greeting in wrong:
         with await call_as(sandbox, greeting) as caller:
-            assert caller.recv(100) == b""  # closed, nothing said
+            with suppress(ConnectionResetError):  # closed before all of it was read
+                assert caller.recv(100) == b""  # closed, nothing said
     assert sandbox._door.refused == len(wrong)
     silent = [await call_as(sandbox, b"") for _ in range(MAX_STRANGERS + 3)]
     assert len(sandbox._door._strangers) == MAX_STRANGERS

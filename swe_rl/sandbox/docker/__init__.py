@@ -20,15 +20,20 @@ trusted. What it tries, what stands in the way, and the test in tests/contracts 
     stops or reads the supervisor  another user's process and PID 1, closed to ptrace and /proc
                                    test_every_fault_ends_as_promised, test_an_image_that_brings_its_repository
     speaks for the supervisor      its socket lies in a read-only mount, the first frame must carry a nonce that no
-                                   command can read, unproven connections are few and short
+                                   command can read, unproven connections are few, short, and give us nothing to hold
                                    test_nonce_and_socket_are_closed_to_commands,
-                                   test_strangers_at_the_socket_are_refused
+                                   test_strangers_at_the_socket_are_refused,
+                                   test_strangers_cannot_hand_us_descriptors, test_strangers_cannot_hand_us_memory
+    swaps files for links          reads have a command's rights, copies follow no link
+                                   test_links_that_change_while_files_are_read,
+                                   test_a_fork_follows_no_link_that_changes
     passes an empty container off  another boot id is a lost sandbox: test_another_boot_id_is_a_lost_sandbox
     outlives its command's limit   every process carries a group that it may not drop
                                    test_every_fault_ends_as_promised,
                                    test_timeout_of_one_command_spares_the_others_and_background_jobs
     fills the machine              memory, processes, files, output: test_every_fault_ends_as_promised,
-                                   test_disk_on_the_storage_of_the_engine_is_measured
+                                   test_disk_on_the_storage_of_the_engine_is_measured,
+                                   test_volumes_of_an_image_have_a_size, test_fork_of_a_file_that_is_mostly_holes
     changes the task for others    layers and mounts are read-only: test_layers_and_mounts_are_read_only
     outlives its owner or lease    it ends by itself, and is removed by the engine or the reaper
                                    test_sigkill_of_the_owner_leaves_no_container, test_lease_ends_a_container,

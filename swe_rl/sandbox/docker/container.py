@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,13 @@ from typing import Any
 from swe_rl.errors import ConfigError
 from swe_rl.sandbox import wire
 from swe_rl.sandbox.base_root import container_environment
-from swe_rl.sandbox.client import check_spec
 from swe_rl.sandbox.docker.door import SOCKET_NAME
 from swe_rl.sandbox.docker.engine import Abilities, Image
-from swe_rl.sandbox.owner import owner_label
+from swe_rl.sandbox.docker.labels import labels
+from swe_rl.sandbox.spec_check import INSIDE, check_spec
 from swe_rl.types import SandboxSpec
 
-OWNER_LABEL, DEADLINE_LABEL, NAMESPACE_LABEL = "swe-rl.owner", "swe-rl.deadline", "swe-rl.pid-namespace"
-_INSIDE = "/.swe-rl"  # ours; closed to commands, except the layers, which are theirs to read anyway
-_PROGRAM = f"{_INSIDE}/supervisor"
+_PROGRAM = f"{INSIDE}/supervisor"
 # Of PID 1 alone, which gives up what it does not need; commands have none. container.c says what each is for.
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETPCAP", "SETUID")
 _DEFAULT_WORKDIR = SandboxSpec().workdir
@@ -32,19 +30,32 @@ _GITCONFIG = (
 
 def check_docker_spec(spec: SandboxSpec) -> None:
     """Raises ConfigError for a spec that no container can honour."""
-    check_spec(spec)
     if not spec.image:
         raise ConfigError("sandbox.image is empty: sandbox.backend=docker needs the name of an image")
+    check_spec(spec)
+    for name in (spec.image, spec.workdir, *spec.layers, *itertools.chain(*spec.readonly_mounts)):
+        try:
+            name.encode()
+        except UnicodeEncodeError:  # the engine speaks JSON
+            raise ConfigError(f"{name!r} is not UTF-8: no image, directory or mount of a container can be") from None
     if spec.isolation == "none":
         raise ConfigError("sandbox.isolation=none is for sandbox.backend=local: a container is isolated")
 
 
 def with_workdir(spec: SandboxSpec, image: Image) -> SandboxSpec:
-    """The spec with the work directory that counts: without layers and with just the default one, the image's own
-    counts, or /testbed, where images of tasks keep the repository."""
+    """The spec with the work directory that counts: without layers and with just the default one, /testbed, where
+    images of tasks keep the repository, or else the image's own.
+
+    Raises ConfigError when that lies on a volume, where nothing bounds or counts what is written.
+    """
     workdir = os.path.normpath(spec.workdir)
-    if not spec.layers and workdir == _DEFAULT_WORKDIR and image.workdir != "/":
+    has_testbed = _DEFAULT_WORKDIR in image.directories
+    if not spec.layers and workdir == _DEFAULT_WORKDIR and not has_testbed and image.workdir != "/":
         workdir = image.workdir
+    if not spec.layers and workdir in image.directories:
+        for volume in image.volumes:
+            if (workdir + "/").startswith(os.path.normpath(volume) + "/"):
+                raise ConfigError(f"image {spec.image} has its work directory on a VOLUME: build it without {volume}")
     return replace(spec, workdir=workdir)
 
 
@@ -81,9 +92,18 @@ def account(spec: SandboxSpec, image: Image) -> Account:
     if found is None and name and not name.isdigit():
         raise ConfigError(f"image {spec.image} runs as {name!r}, who is not in its /etc/passwd")
     uid = int(found[2]) if found else int(name or 0)
-    gid = int(group) if group.isdigit() else int(found[3]) if found else uid
+    gid = _group_id(spec, image, group) if group else int(found[3]) if found else uid
     home = found[5] if found else "/root" if uid == 0 else "/tmp"
     return Account(uid=uid, gid=gid, name=found[0] if found else name or "root", home=home)
+
+
+def _group_id(spec: SandboxSpec, image: Image, name: str) -> int:
+    if name.isdigit():
+        return int(name)
+    for line in image.group.decode(errors="replace").splitlines():
+        if line.split(":")[0] == name and line.count(":") >= 2:
+            return int(line.split(":")[2])
+    raise ConfigError(f"image {spec.image} runs as group {name!r}, which is not in its /etc/group")
 
 
 def tree_size(layers: tuple[str, ...]) -> tuple[int, int]:
@@ -129,10 +149,10 @@ def container_config(
         "Hostname": "sandbox",
         "User": "0:0",
         "WorkingDir": "/",
-        "Entrypoint": [_PROGRAM, "container", f"{_INSIDE}/shared/{SOCKET_NAME}"],
+        "Entrypoint": [_PROGRAM, "container", f"{INSIDE}/shared/{SOCKET_NAME}"],
         "Cmd": [],
         "Env": [f"SWE_RL_NONCE={nonce}"],
-        "Labels": labels(spec),
+        "Labels": labels(spec.limits.lease_s),
         "NetworkDisabled": True,
         "Healthcheck": {"Test": ["NONE"]},
         "HostConfig": host,
@@ -148,7 +168,8 @@ def _limits(spec: SandboxSpec, image: Image) -> dict[str, Any]:
     capped = is_capped(spec, image)
     chosen: dict[str, Any] = {"Runtime": spec.runtime} if spec.runtime else {}
     if limits.cpus:
-        chosen["NanoCpus"] = int(limits.cpus * 1e9)
+        most = os.cpu_count() or 1  # the engine refuses more, and less than a hundredth
+        chosen["NanoCpus"] = int(max(0.01, min(limits.cpus, most)) * 1e9)
     return {
         **chosen,
         "NetworkMode": "none",
@@ -159,7 +180,7 @@ def _limits(spec: SandboxSpec, image: Image) -> dict[str, Any]:
         "MemorySwap": memory,
         "ShmSize": limits.disk_bytes,
         "IpcMode": "private",
-        "Tmpfs": _tmpfs(spec, tree_bytes, tree_entries, with_workdir=capped),
+        "Tmpfs": _tmpfs(spec, image, tree_bytes, tree_entries, with_workdir=capped),
         "ReadonlyRootfs": capped,  # else the supervisor measures what is written
         "LogConfig": {"Type": "none"},
         "RestartPolicy": {"Name": "no"},
@@ -167,24 +188,16 @@ def _limits(spec: SandboxSpec, image: Image) -> dict[str, Any]:
     }
 
 
-def labels(spec: SandboxSpec) -> dict[str, str]:
-    """Who owns the container and until when, for the reaper and for whoever looks."""
-    deadline = int(time.time() + spec.limits.lease_s) + 1
-    return {
-        OWNER_LABEL: owner_label(),
-        DEADLINE_LABEL: str(deadline),
-        NAMESPACE_LABEL: os.readlink("/proc/self/ns/pid"),
-    }
-
-
-def _tmpfs(spec: SandboxSpec, tree_bytes: int, tree_entries: int, *, with_workdir: bool) -> dict[str, str]:
+def _tmpfs(
+    spec: SandboxSpec, image: Image, tree_bytes: int, tree_entries: int, *, with_workdir: bool
+) -> dict[str, str]:
     disk = spec.limits.disk_bytes
 
     def options(mode: str, size: int = disk, inodes: int = disk // 4096 + 4096, owner: str = "") -> str:
         return f"rw,exec,nosuid,nodev,mode={mode},size={size},nr_inodes={inodes}{owner}"
 
     own = f",uid={AGENT.uid},gid={AGENT.gid}"
-    places = {"/tmp": options("1777"), "/var/tmp": options("1777")}
+    places = {place: options("1777") for place in ("/tmp", "/var/tmp", *image.volumes)}
     if with_workdir:
         places[AGENT.home] = options("0755", owner=own)
         places[spec.workdir] = options("0755", disk + tree_bytes, disk // 4096 + 4096 + tree_entries, own)
@@ -194,7 +207,7 @@ def _tmpfs(spec: SandboxSpec, tree_bytes: int, tree_entries: int, *, with_workdi
 def _mounts(spec: SandboxSpec, directory: Path, shared: Path, program: str) -> list[dict[str, Any]]:
     inside = {
         _PROGRAM: program,
-        f"{_INSIDE}/shared": str(shared),
+        f"{INSIDE}/shared": str(shared),
         "/etc/passwd": str(directory / "passwd"),
         "/etc/group": str(directory / "group"),
         **{_layer_place(i): os.path.abspath(layer) for i, layer in enumerate(spec.layers)},
@@ -204,7 +217,7 @@ def _mounts(spec: SandboxSpec, directory: Path, shared: Path, program: str) -> l
 
 
 def _layer_place(i: int) -> str:
-    return f"{_INSIDE}/layers/{i}"
+    return f"{INSIDE}/layers/{i}"
 
 
 def write_accounts(image: Image, directory: Path) -> None:
@@ -243,6 +256,7 @@ def setup_body(spec: SandboxSpec, image: Image) -> bytes:
     ]
     if who is AGENT:
         parts.append(wire.item(wire.FILE, f"{who.home}/.gitconfig", _GITCONFIG))
+    parts += [wire.item(wire.EMPTY, volume) for volume in image.volumes]
     parts += [wire.item(wire.LAYER, _layer_place(i)) for i in range(len(spec.layers))]
     parts += [wire.item(wire.ENV, f"{name}={value}") for name, value in variables.items()]
     return b"".join(parts)

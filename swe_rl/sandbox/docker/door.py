@@ -10,35 +10,46 @@ import socket
 import struct
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from swe_rl.errors import ConfigError
 from swe_rl.sandbox import wire
-from swe_rl.sandbox.channel import Channel
+from swe_rl.sandbox.docker.labels import pid_namespace
 from swe_rl.sandbox.owner import owner_label
 
-PREFIX = "swe-rl-docker-"
+PREFIX = "swe-rl-docker-"  # of directories: PREFIX, the PID namespace, the owner's label, something random
 SOCKET_NAME = "owner"
-NONCE_SIZE = 64  # characters
+NONCE_SIZE, BOOT_ID_SIZE = 64, 32  # characters
 MAX_STRANGERS = 4  # connections that have not shown the nonce
 STRANGER_S = 10.0
 _MAX_PATH = 107  # bytes of a Unix socket's name
+_HEAD = wire.frame(wire.HELLO, 0, bytes(NONCE_SIZE + BOOT_ID_SIZE))[:12]
+_GREETING_SIZE = len(_HEAD) + NONCE_SIZE + BOOT_ID_SIZE
+
+
+@dataclass(slots=True)
+class _Stranger:
+    pid: int
+    patience: asyncio.TimerHandle
+    said: bytearray = field(default_factory=bytearray)
 
 
 class Door:
-    """Listens in a directory of its own; `on_enter(channel, boot_id, pid)` gets each connection that shows the nonce.
+    """Listens in a directory of its own; `on_enter(connection, boot_id, pid)` gets each one that shows the nonce.
 
-    `pid` is the supervisor's, 0 when its namespace does not let us see it. The directory is closed to other users;
-    `shared`, inside it, is what the container sees. Belongs to the event loop that is running when it is made.
+    `pid` is the supervisor's, 0 when its namespace does not let us see it. Of a stranger no more is read than a
+    greeting, and no descriptor is taken. The directory is closed to other users; `shared`, inside it, is what the
+    container sees. Belongs to the event loop that is running when it is made.
     """
 
-    def __init__(self, nonce: str, *, on_enter: Callable[[Channel, str, int], None]) -> None:
+    def __init__(self, nonce: str, *, on_enter: Callable[[socket.socket, str, int], None]) -> None:
         self._nonce = nonce.encode()
         self._on_enter = on_enter
         self._loop = asyncio.get_running_loop()
-        self._strangers: dict[Channel, asyncio.TimerHandle] = {}
+        self._strangers: dict[socket.socket, _Stranger] = {}
         self.refused = 0  # connections that showed no nonce or a wrong one
-        self.directory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{owner_label()}-"))
+        self.directory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{pid_namespace()}-{owner_label()}-"))
         try:
             self._listen()
         except BaseException:
@@ -66,12 +77,12 @@ class Door:
             raise
 
     def close(self) -> None:
-        """Idempotent. Channels that have entered stay open."""
+        """Idempotent. Connections that have entered stay open."""
         if self._socket.fileno() >= 0:
             self._loop.remove_reader(self._socket.fileno())
             self._socket.close()
-        for stranger in list(self._strangers):
-            self._send_away(stranger)
+        for connection in list(self._strangers):
+            self._send_away(connection)
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _accept(self) -> None:
@@ -83,27 +94,37 @@ class Door:
             self.refused += 1
             connection.close()
             return
+        connection.setblocking(False)
         pid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
-        channel = Channel(
-            connection,
-            on_frame=lambda frame: self._greet(channel, frame, pid),
-            on_end=lambda _: self._send_away(channel),
-        )
-        self._strangers[channel] = self._loop.call_later(STRANGER_S, self._send_away, channel)
+        patience = self._loop.call_later(STRANGER_S, self._send_away, connection)
+        self._strangers[connection] = _Stranger(pid, patience)
+        self._loop.add_reader(connection.fileno(), self._hear, connection)
 
-    def _greet(self, channel: Channel, frame: wire.Frame, pid: int) -> None:
-        if channel not in self._strangers:
+    def _hear(self, connection: socket.socket) -> None:
+        stranger = self._strangers[connection]
+        try:
+            data = connection.recv(_GREETING_SIZE - len(stranger.said))  # drops descriptors that come along
+        except (BlockingIOError, InterruptedError):
             return
-        nonce, boot_id = frame.body[:NONCE_SIZE], frame.body[NONCE_SIZE:]
-        if frame.kind != wire.HELLO or not hmac.compare_digest(nonce, self._nonce):
-            self._send_away(channel)
-            return
-        self._strangers.pop(channel).cancel()
-        self._on_enter(channel, boot_id.decode(errors="replace"), pid)
+        except OSError:
+            data = b""
+        said = stranger.said
+        said += data
+        if not data or said[: len(_HEAD)] != _HEAD[: len(said)]:
+            self._send_away(connection)
+        elif len(said) == _GREETING_SIZE:
+            nonce, boot_id = said[len(_HEAD) : -BOOT_ID_SIZE], said[-BOOT_ID_SIZE:]
+            if hmac.compare_digest(bytes(nonce), self._nonce):
+                self._forget(connection)
+                self._on_enter(connection, boot_id.decode(errors="replace"), stranger.pid)
+            else:
+                self._send_away(connection)
 
-    def _send_away(self, channel: Channel) -> None:
-        timer = self._strangers.pop(channel, None)
-        if timer is not None:
-            timer.cancel()
-            self.refused += 1
-            channel.close()
+    def _forget(self, connection: socket.socket) -> None:
+        self._strangers.pop(connection).patience.cancel()
+        self._loop.remove_reader(connection.fileno())
+
+    def _send_away(self, connection: socket.socket) -> None:
+        self._forget(connection)
+        self.refused += 1
+        connection.close()

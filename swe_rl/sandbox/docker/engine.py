@@ -6,12 +6,13 @@ SandboxError for the rest. An engine that has answered before is waited for whil
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import functools
 import io
+import json
 import os
 import random
-import stat
 import tarfile
 import threading
 import time
@@ -19,11 +20,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from swe_rl.errors import SandboxError, SandboxUnavailable
+from swe_rl.errors import ConfigError, SandboxError, SandboxUnavailable
+from swe_rl.sandbox.docker.labels import labels
 
 CALL_S = 60.0  # one call; a busy engine takes seconds
 RESTART_S = 40.0  # how long a restarting engine is waited for
 GONE_S = 20.0  # how long a removal may take
+_PROBE_S = 600.0  # what looks into an image is left over after this
+_MAX_FILE = 4 << 20  # bytes of a list of accounts
+_GO_DIRECTORY = 1 << 31  # in the engine's mode of a file
 _T = TypeVar("_T")
 _CURE = "start a Docker Engine (apt-get install docker.io), or use sandbox=local"
 
@@ -39,6 +44,7 @@ class Image:
     user: str  # whom it says commands run as, "" for root
     workdir: str  # what it says is its own, "/" by default
     directories: frozenset[str]  # of those that may become the work directory, the ones it has
+    volumes: tuple[str, ...]  # where it asks for storage of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,16 +96,29 @@ class Engine:
         """Facts of an image; what needs a look inside is found out once. Raises SandboxUnavailable when the engine has
         no such image."""
         what = f"look at image {name}"
-        found = self._call(what, lambda: self._api.inspect_image(name))
+        found = self._call(what, lambda: self._inspect_image(name))
         key = (found["Id"], workdir)
         with self._lock:
             if key not in self._images:
                 self._images[key] = self._call(what, lambda: self._look_inside(found, workdir))
             return self._images[key]
 
+    def _inspect_image(self, name: str) -> dict[str, Any]:
+        from docker.errors import APIError, ImageNotFound
+
+        try:
+            return self._api.inspect_image(name)
+        except ImageNotFound:
+            raise
+        except APIError as err:
+            if err.status_code not in (400, 404):
+                raise
+            raise SandboxUnavailable(f"{name[:100]!r} is no name of an image: {err.explanation}") from err
+
     def _look_inside(self, found: Mapping[str, Any], workdir: str) -> Image:
         pairs = (entry.partition("=") for entry in found["Config"].get("Env") or ())
-        probe = self._api.create_container_from_config({"Image": found["Id"], "Cmd": ["none"]})["Id"]
+        config = {"Image": found["Id"], "Cmd": ["none"], "Labels": labels(_PROBE_S)}
+        probe = self._api.create_container_from_config(config)["Id"]
         try:
             own = os.path.normpath(found["Config"].get("WorkingDir") or "/")
             return Image(
@@ -110,30 +129,42 @@ class Engine:
                 user=found["Config"].get("User") or "",
                 workdir=own,
                 directories=frozenset(path for path in {own, workdir} if self._is_directory(probe, path)),
+                volumes=tuple(found["Config"].get("Volumes") or ()),
             )
         finally:
             self._api.remove_container(probe, v=True, force=True)
 
-    def _file(self, container: str, path: str) -> bytes:
-        from docker.errors import NotFound
+    def _stat(self, container: str, path: str) -> dict[str, Any] | None:
+        """Name, size and mode of a file; None when there is none. Opens no stream: one that nobody reads to its end
+        keeps the engine from removing the container."""
+        from docker.errors import create_api_error_from_http_exception
+        from requests.exceptions import HTTPError
 
+        url = f"{self._api.base_url}/v{self._api.api_version}/containers/{container}/archive"
+        answer = self._api.head(url, params={"path": path}, timeout=CALL_S)
+        if answer.status_code == 404:
+            return None
         try:
-            stream, _ = self._api.get_archive(container, path)
-        except NotFound:
+            answer.raise_for_status()
+        except HTTPError as err:
+            create_api_error_from_http_exception(err)
+        found: dict[str, Any] = json.loads(base64.b64decode(answer.headers["X-Docker-Container-Path-Stat"]))
+        return found
+
+    def _file(self, container: str, path: str) -> bytes:
+        found = self._stat(container, path)
+        if found is None:
             return b""
+        if found["size"] > _MAX_FILE:
+            raise ConfigError(f"{path} of the image has {found['size']} bytes: it is no list of accounts")
+        stream, _ = self._api.get_archive(container, path)
         with tarfile.open(fileobj=io.BytesIO(b"".join(stream))) as archive:
             member = archive.extractfile(archive.getmembers()[0]) if archive.getmembers()[0].isfile() else None
             return member.read() if member else b""
 
     def _is_directory(self, container: str, path: str) -> bool:
-        from docker.errors import NotFound
-
-        try:
-            stream, found = self._api.get_archive(container, path)
-        except NotFound:
-            return False
-        stream.close()
-        return bool(found["mode"] & (1 << 31)) or stat.S_ISDIR(found["mode"])  # Go's bit of a directory
+        found = self._stat(container, path)
+        return found is not None and bool(found["mode"] & _GO_DIRECTORY)
 
     def abilities(self, image_id: str) -> Abilities:
         """What this engine can grant; tried out once, with that image."""
@@ -149,7 +180,12 @@ class Engine:
         """Whether a container with these parts of HostConfig gets as far as its program, which does not exist."""
         from docker.errors import APIError
 
-        config = {"Image": image_id, "Entrypoint": ["/.swe-rl-none"], "HostConfig": {"NetworkMode": "none", **host}}
+        config = {
+            "Image": image_id,
+            "Entrypoint": ["/.swe-rl-none"],
+            "Labels": labels(_PROBE_S),
+            "HostConfig": {"NetworkMode": "none", **host},
+        }
         name = f"swe-rl-probe-{os.getpid()}-{time.monotonic_ns()}"
 
         def attempt() -> bool:
@@ -178,6 +214,18 @@ class Engine:
 
         self._call("create a container", create)
         self._call("start a container", lambda: self._api.start(name))
+
+    def is_running(self, name: str) -> bool:
+        """False for a container that has ended or is gone."""
+        from docker.errors import NotFound
+
+        def ask() -> bool:
+            try:
+                return bool(self._api.inspect_container(name)["State"]["Running"])
+            except NotFound:
+                return False
+
+        return self._call("look at a container", ask)
 
     def remove(self, name: str) -> None:
         """Kills and removes a container; returns when it is gone. None of that name is well."""

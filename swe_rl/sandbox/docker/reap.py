@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 import time
@@ -10,9 +9,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from swe_rl.errors import SandboxError, SandboxUnavailable
-from swe_rl.sandbox.docker.container import DEADLINE_LABEL, NAMESPACE_LABEL, OWNER_LABEL
 from swe_rl.sandbox.docker.door import PREFIX
 from swe_rl.sandbox.docker.engine import Engine
+from swe_rl.sandbox.docker.labels import DEADLINE_LABEL, NAMESPACE_LABEL, OWNER_LABEL, pid_namespace
 
 LATE_S = 30.0  # the supervisor ends by itself at its deadline; this is for one that did not
 
@@ -41,14 +40,15 @@ def reap_containers(is_alive: Callable[[str], bool]) -> int:
 
 def _is_left(labels: Mapping[str, str], is_alive: Callable[[str], bool]) -> bool:
     deadline = labels.get(DEADLINE_LABEL, "")
-    if deadline.isdigit() and time.time() > int(deadline) + LATE_S:
+    if deadline.isdigit() and time.monotonic() > int(deadline) + LATE_S:
         return True
-    ours = labels.get(NAMESPACE_LABEL) == os.readlink("/proc/self/ns/pid")
+    ours = labels.get(NAMESPACE_LABEL) == pid_namespace()
     return ours and not is_alive(labels[OWNER_LABEL])
 
 
 def _reap_directories(is_alive: Callable[[str], bool]) -> None:
-    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        label = path.name.removeprefix(PREFIX).rpartition("-")[0]
+    ours = f"{PREFIX}{pid_namespace()}-"  # of owners elsewhere nothing can be said
+    for path in Path(tempfile.gettempdir()).glob(f"{ours}*"):
+        label = path.name.removeprefix(ours).rpartition("-")[0]
         if "-" in label and not is_alive(label):
             shutil.rmtree(path, ignore_errors=True)

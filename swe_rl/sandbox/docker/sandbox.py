@@ -8,6 +8,7 @@ import itertools
 import os
 import secrets
 import select
+import socket
 import time
 from typing import Self
 
@@ -15,7 +16,7 @@ from swe_rl.errors import SandboxError, SandboxLost
 from swe_rl.sandbox import wire
 from swe_rl.sandbox.binary import sandboxd_path
 from swe_rl.sandbox.channel import Channel
-from swe_rl.sandbox.client import FILE_S, SandboxClient
+from swe_rl.sandbox.client import SandboxClient
 from swe_rl.sandbox.docker.container import (
     check_docker_spec,
     container_config,
@@ -31,6 +32,7 @@ from swe_rl.types import SandboxSpec
 READY_S = 60.0  # from the engine's answer until the supervisor is ready: a busy machine, a large tree
 RETURN_S = 30.0  # how long a supervisor whose process we see alive may take to open a broken stream again
 _LOOK_S = 0.02
+_ALIVE_S = 3.0  # between two questions whether the container runs
 _numbers = itertools.count()
 
 
@@ -45,8 +47,7 @@ class DockerSandbox(SandboxClient):
         super().__init__(spec)
         self._name = f"swe-rl-{owner_label()}-{next(_numbers)}-{secrets.token_hex(4)}"
         self._door: Door | None = None
-        self._channel: Channel | None = None
-        self._entered: asyncio.Future[Channel] | None = None
+        self._entered: asyncio.Future[None] | None = None
         self._boot_id = ""
         self._supervisor = -1  # descriptor of its process, -1 when we cannot see it
         self._starting: asyncio.Future[Image] | None = None  # the engine's calls, which cannot be cancelled
@@ -83,16 +84,29 @@ class DockerSandbox(SandboxClient):
         self._door = Door(nonce, on_enter=self._on_enter)
         self._starting = asyncio.ensure_future(asyncio.to_thread(self._create, nonce))
         image = await asyncio.shield(self._starting)
-        channel = await asyncio.wait_for(self._entered, READY_S)
+        await self._await_call()
+        body = setup_body(self.spec, image)
         ready = self._expect(0)
         try:
-            data = wire.frame(wire.SETUP, 0, setup_body(self.spec, image))
-            channel.send_with(data, [] if copy_from is None else [copy_from])
+            if self._channel is None:
+                raise SandboxLost(self._ended or "the stream broke at once")
+            self._channel.send_with(wire.frame(wire.SETUP, 0, body), [] if copy_from is None else [copy_from])
             frame = await asyncio.wait_for(ready.reply, READY_S)
         finally:
             self._requests.pop(0, None)
         if frame.kind == wire.FAILED:
             raise SandboxError(f"the sandbox could not be made: {frame.body[4:].decode(errors='replace')}")
+
+    async def _await_call(self) -> None:
+        """Until the supervisor has called. One that ended before it could is noticed soon."""
+        assert self._entered is not None
+        for _ in range(int(READY_S / _ALIVE_S)):
+            await asyncio.wait([self._entered], timeout=_ALIVE_S)
+            if self._entered.done():
+                return self._entered.result()
+            if not await asyncio.to_thread(Engine.shared().is_running, self._name) and not self._entered.done():
+                raise SandboxError("the container ended before its supervisor called")
+        raise TimeoutError
 
     def _create(self, nonce: str) -> Image:
         """In a thread: the engine's part."""
@@ -128,23 +142,20 @@ class DockerSandbox(SandboxClient):
         if self._supervisor >= 0:
             os.close(self._supervisor)
             self._supervisor = -1
-        starting, self._starting = self._starting, None
-        if starting is None:
+        if self._starting is None:
             return
-        await asyncio.wait([starting])
-        starting.exception()  # seen by whoever started it; perhaps there is a container all the same
+        await asyncio.wait([self._starting])
+        self._starting.exception()  # seen by whoever started it; perhaps there is a container all the same
         with contextlib.suppress(SandboxError):
             await asyncio.to_thread(lambda: Engine.shared().remove(self._name))
+        self._starting = None  # last: a close that was cancelled can be repeated
 
     async def fork(self) -> DockerSandbox:
         """A new sandbox of the same spec with a copy of the work directory, made by the new supervisor.
 
         Processes, /tmp, /home and shared memory are not copied. The lease starts anew.
         """
-        await self._call(wire.SNAPSHOT, b"", limit_s=FILE_S)
-        if self._channel is None or not self._channel.passed_fds:
-            raise SandboxLost(self._ended or "the stream broke during a fork")
-        workdir = self._channel.passed_fds.popleft()
+        workdir = await self._snapshot()
         try:
             return await DockerSandbox(self.spec).start(copy_from=workdir)
         finally:
@@ -152,30 +163,28 @@ class DockerSandbox(SandboxClient):
 
     # ---- the stream -----------------------------------------------------------------------------------------
 
-    def _on_enter(self, channel: Channel, boot_id: str, pid: int) -> None:
+    def _on_enter(self, connection: socket.socket, boot_id: str, pid: int) -> None:
         """A supervisor has shown the nonce: for the first time, or after its stream broke."""
         if self._ended:
-            channel.close()
+            connection.close()
         elif not self._boot_id:
             self._boot_id, self._supervisor = boot_id, _open_process(pid)
-            self._use(channel)
+            self._use(connection)
             assert self._entered is not None
             if not self._entered.done():
-                self._entered.set_result(channel)
+                self._entered.set_result(None)
         elif boot_id != self._boot_id:
-            channel.close()
+            connection.close()
             self._abandon("the container was started again: its files and processes are gone")
         else:
             self.reconnects += 1
-            self._use(channel)
+            self._use(connection)
             self._send_again()
 
-    def _use(self, channel: Channel) -> None:
-        old, self._channel = self._channel, channel
-        if old is not None:
-            old.close()
-        channel.on_frame = self._on_frame
-        channel.on_end = self._on_break
+    def _use(self, connection: socket.socket) -> None:
+        if self._channel is not None:
+            self._channel.close()
+        self._channel = Channel(connection, on_frame=self._on_frame, on_end=self._on_break)
 
     def _send_again(self) -> None:
         """All without an answer: what the supervisor has begun or done, it does not do a second time."""
@@ -209,7 +218,7 @@ class DockerSandbox(SandboxClient):
 
     def _on_break(self, reason: str) -> None:
         self._channel = None
-        if self._ended or not self._boot_id:
+        if self._ended or 0 in self._requests:  # while it is set up: nothing to come back to
             self._abandon(reason)
         elif self._return is None or self._return.done():
             self._return = asyncio.ensure_future(self._await_return(reason))

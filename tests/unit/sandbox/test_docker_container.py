@@ -26,6 +26,7 @@ IMAGE = Image(
     user="",
     workdir="/",
     directories=frozenset(),
+    volumes=(),
 )
 NONE = Abilities(spares_supervisor=False, has_quota=False)
 ALL = Abilities(spares_supervisor=True, has_quota=True)
