@@ -20,6 +20,7 @@ from swe_rl.errors import ConfigError, SandboxError, SandboxUnavailable
 from swe_rl.protocols import Sandbox
 from swe_rl.sandbox.admission import AGENTS, Amounts, node_capacity, place_demand, room_demand, split_lanes
 from swe_rl.sandbox.backends import start_sandbox
+from swe_rl.sandbox.descriptors import allow_descriptors
 from swe_rl.sandbox.leased import LeasedSandbox
 from swe_rl.sandbox.owner import OwnerLease
 from swe_rl.sandbox.reap import reap
@@ -59,8 +60,10 @@ class SandboxPool:
         if max_concurrency < 1:
             raise ConfigError(f"sandbox.concurrency={max_concurrency} must be at least 1")
         capacity = node_capacity(memory_bytes=memory_bytes)
+        grading = grading or max(1, int(capacity["cpus"] * 2))
+        allow_descriptors(max_concurrency + grading + warm)
         self.max_concurrency = max_concurrency
-        self.lanes = split_lanes(capacity, agents=max_concurrency, grading=grading or max(1, int(capacity["cpus"] * 2)))
+        self.lanes = split_lanes(capacity, agents=max_concurrency, grading=grading)
         self.counts: Counter[str] = Counter()
         self._warm = WarmPool(self._start_ahead, self._end_unused, limit=warm)
         self._calls = asyncio.Semaphore(daemon_calls)

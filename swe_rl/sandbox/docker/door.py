@@ -18,7 +18,7 @@ from swe_rl.sandbox import wire
 from swe_rl.sandbox.docker.labels import pid_namespace
 from swe_rl.sandbox.owner import owner_label
 
-PREFIX = "swe-rl-docker-"  # of directories: PREFIX, the PID namespace, the owner's label, something random
+PREFIX = "swe-rl-door-"  # of directories: PREFIX, the PID namespace, the owner's label, something random
 SOCKET_NAME = "owner"
 NONCE_SIZE, BOOT_ID_SIZE = 64, 32  # characters
 MAX_STRANGERS = 4  # connections that have not shown the nonce
