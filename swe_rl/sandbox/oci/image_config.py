@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +21,9 @@ from swe_rl.sandbox.oci.names import is_digest
 DEFAULT_ID = 1000  # uid and gid of commands where the image names no user
 MAX_LAYERS = 128  # their short names fill the one page of options that mount(2) takes
 _MAX_ID = 65533  # 65534 is what a user namespace shows for everybody else
+_NUMBER = re.compile(r"[0-9]{1,10}")  # str.isdigit takes digits that int does not, and int any number of them
+MAX_ENV = 400  # variables, and bytes of all of them: csrc/sandboxd/frame.h and execve(2) take little more
+MAX_ENV_BYTES = 96 << 10
 _OURS = ("proc", "dev", ".scratch")  # csrc/sandboxd/rootfs.c mounts over them
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh", "/usr/bin/sh")
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64", "riscv64": "riscv64"}
@@ -86,7 +90,7 @@ def parse_config(data: bytes) -> ImageConfig:
             cmd=_texts(settings.get("Cmd")),
         )
         system, machine = document.get("os") or "linux", document.get("architecture") or ""
-    except (ValueError, KeyError, TypeError, AttributeError) as err:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
         raise ImageError(f"the configuration of the image is malformed: {type(err).__name__}: {err}") from err
     _check(found, str(system), str(machine))
     return found
@@ -116,9 +120,26 @@ def _check(config: ImageConfig, system: str, machine: str) -> None:
     for digest in config.diff_ids:
         if not is_digest(digest):
             raise ImageError(f"the image names a layer {digest[:80]!r}, which is no sha256 digest")
-    for text in (*config.env, config.workdir, config.user):
-        if "\0" in text:
-            raise ImageError("the configuration of the image contains a NUL character")
+    for text in (*config.env, config.workdir, config.user, *config.entrypoint, *config.cmd):
+        if "\0" in text or not _is_text(text):
+            raise ImageError(f"the configuration of the image contains {ascii(text)[:80]}, which is no text")
+    size = sum(len(text.encode()) for text in config.env)
+    if len(config.env) > MAX_ENV or size > MAX_ENV_BYTES:
+        raise ImageError(
+            f"the image sets {len(config.env)} environment variables of {size} bytes: "
+            f"at most {MAX_ENV} of {MAX_ENV_BYTES} bytes are supported"
+        )
+    if len(config.workdir.encode()) >= 4096:
+        raise ImageError(f"the image has a work directory of {len(config.workdir.encode())} bytes: at most 4095")
+
+
+def _is_text(text: str) -> bool:
+    """Not if it has half of a character, which JSON can spell and nothing can write."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def make_image(
@@ -170,21 +191,34 @@ def _user(stack: Sequence[Path], text: str) -> tuple[int, int, str]:
     users, groups = _table(stack, "etc/passwd"), _table(stack, "etc/group")
     if not text:
         root = next((row for row in users if len(row) > 5 and row[2] == "0"), None)
-        return DEFAULT_ID, DEFAULT_ID, root[5] if root and root[5] else "/"
+        return DEFAULT_ID, DEFAULT_ID, _home(root)
     name, _, group = text.partition(":")
-    row = next((row for row in users if len(row) > 5 and (name == row[0] or (name.isdigit() and name == row[2]))), None)
-    if row is None and not name.isdigit():
-        raise ImageError(f"the image runs as user {name!r}, who is not in its /etc/passwd")
-    uid = int(row[2]) if row else int(name)
-    gid = int(row[3]) if row and row[3].isdigit() else 0
+    row = next((row for row in users if len(row) > 5 and name and name in (row[0], _digits(row[2]))), None)
+    if row is None and not _digits(name):
+        raise ImageError(f"the image runs as user {name[:40]!r}, who is not in its /etc/passwd")
+    uid = _id(row[2] if row else name)
+    gid = _id(row[3] if row else "0")
     if group:
         found = next((row for row in groups if len(row) > 2 and group == row[0]), None)
-        if found is None and not group.isdigit():
-            raise ImageError(f"the image runs as group {group!r}, which is not in its /etc/group")
-        gid = int(found[2]) if found else int(group)
-    if uid > _MAX_ID or gid > _MAX_ID:
-        raise ImageError(f"the image runs as {uid}:{gid}: ids above {_MAX_ID} are not supported")
-    return uid, gid, row[5] if row and row[5] else "/"
+        if found is None and not _digits(group):
+            raise ImageError(f"the image runs as group {group[:40]!r}, which is not in its /etc/group")
+        gid = _id(found[2] if found else group)
+    return uid, gid, _home(row)
+
+
+def _home(row: Sequence[str] | None) -> str:
+    return row[5] if row and row[5].startswith("/") and "\0" not in row[5] else "/"
+
+
+def _digits(text: str) -> str:
+    """`text` if it is a number, else "", which is no id and no name."""
+    return text if _NUMBER.fullmatch(text) else ""
+
+
+def _id(text: str) -> int:
+    if not _digits(text) or int(text) > _MAX_ID:
+        raise ImageError(f"the image runs as id {text[:40]!r}: 0 to {_MAX_ID} are supported")
+    return int(text)
 
 
 def _table(stack: Sequence[Path], path: str) -> list[list[str]]:

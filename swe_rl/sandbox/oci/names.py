@@ -18,7 +18,12 @@ def normal_name(name: str) -> str:
         if short.startswith(prefix):
             short = short.removeprefix(prefix)
             break
-    if not short or re.search(r"[\s\0-\x1f]", short) or short.startswith(("/", "-")) or short.endswith((":", "/", "@")):
+    if (
+        not short
+        or re.search(r"[\s\0-\x1f\ud800-\udfff]", short)
+        or short.startswith(("/", "-"))
+        or short.endswith((":", "/", "@"))
+    ):
         raise ConfigError(f"{name!r} is no image name: use NAME:TAG or sha256:DIGEST")
     repository, _, last = short.rpartition("/")
     if ":" not in last and "@" not in last:

@@ -160,7 +160,7 @@ def _json(reader: _Reader, name: str, *, digest: str = "") -> tuple[Any, bytes]:
         raise ImageError(f"{name} is damaged: its digest is {found}, not {digest}")
     try:
         return json.loads(data), data
-    except ValueError as err:
+    except (ValueError, RecursionError) as err:
         raise ImageError(f"{name} is not JSON: {err}") from err
 
 

@@ -53,7 +53,7 @@ def test_names() -> None:
     assert names.normal_name("index.docker.io/me/x") == "me/x:latest"
     assert names.normal_name("ghcr.io/a/b:1") == "ghcr.io/a/b:1"
     assert names.normal_name("host:5000/a") == "host:5000/a:latest"
-    for bad in ("", " ", "a b", "/a", "a:", "-x", "a\nb"):
+    for bad in ("", " ", "a b", "/a", "a:", "-x", "a\nb", "\ud800:1"):
         with pytest.raises(ConfigError, match="no image name"):
             names.normal_name(bad)
     assert names.digest_prefix("sha256:" + "a" * 64) == names.digest_prefix("x@sha256:" + "a" * 64) == "a" * 64
@@ -124,17 +124,45 @@ BAD_CONFIGS = {
     "no such group": ({"User": "bob:wheel"}, "group 'wheel'"),
     "ids that mean somebody else": ({"User": "65534"}, "65534"),
     "environment of numbers": ({"Env": [1]}, "malformed"),
-    "NUL": ({"WorkingDir": "a\0b"}, "NUL"),
+    "NUL": ({"WorkingDir": "a\0b"}, "no text"),
+    "half a character": ({"Env": ["A=\ud800"]}, "no text"),
+    "digits that are no number": ({"User": "\u00b2"}, "not in its /etc/passwd"),
+    "a group of such digits": ({"User": "5:\u00b2"}, "not in its /etc/group"),
+    "a number without end": ({"User": "9" * 5000}, "not in its /etc/passwd"),
+    "a user whose id is no number": ({"User": "mal"}, "id 'none'"),
+    "a user whose id is negative": ({"User": "neg"}, "id '-5'"),
+    "a group whose id is no number": ({"User": "bob:odd"}, "id 'none'"),
+    "more variables than fit": ({"Env": [f"A{i}=" for i in range(2000)]}, "2000 environment variables"),
+    "longer variables than fit": ({"Env": ["A=" + "x" * 200_000]}, "200002 bytes"),
+    "a work directory without end": ({"WorkingDir": "/" + "a" * 5000}, "5001 bytes"),
 }
+ODD = (
+    build.entry("etc/passwd", b"mal:x:none:1::/:\nneg:x:-5:1::/:\nbob:x:1234:77:Bob:/users/bob:/bin/sh\n"),
+    build.entry("etc/group", b"odd:x:none:\n"),
+)
 
 
 @pytest.mark.parametrize("case", BAD_CONFIGS)
 def test_bad_configurations_end_in_one_line(store: ImageStore, tmp_path: Path, case: str) -> None:
     settings, match = BAD_CONFIGS[case]
     with pytest.raises(ImageError, match=match) as caught:
-        add(store, tiny(settings=settings).save(tmp_path / "a"))
+        add(store, tiny(*ODD, settings=settings).save(tmp_path / "a"))
     assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
     assert store.images() == []
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "index.json"])
+def test_deeply_nested_json_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("[" * 200_000)
+    with pytest.raises(ImageError, match="not JSON"), open_source(str(tmp_path)):
+        pass
+
+
+def test_home_that_is_no_path_is_the_root(store: ImageStore, tmp_path: Path) -> None:
+    odd = build.entry("etc/passwd", b"bob:x:5:6::/a\0b:\n")
+    image = add(store, tiny(odd, settings={"User": "bob"}).save(tmp_path / "a"))
+    assert (image.uid, image.gid, image.home) == (5, 6, "/")
 
 
 def test_images_without_a_shell_or_for_other_machines(store: ImageStore, tmp_path: Path) -> None:
