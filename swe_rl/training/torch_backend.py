@@ -15,7 +15,6 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from swe_rl.batching import empty_batch
@@ -23,6 +22,7 @@ from swe_rl.config import AlgoConfig, TrainerConfig
 from swe_rl.errors import ConfigError, InvariantError
 from swe_rl.training import mesh
 from swe_rl.training.masters import FULL_PRECISION, MasterWeights, full_tensor, sum_gradients
+from swe_rl.training.model_setup import broadcast, cast, set_checkpointing, switch_dropout_off
 from swe_rl.training.module_norms import module_norms
 from swe_rl.training.optim import NamedOptimizer
 from swe_rl.training.policy_model import OBJECTIVES, PolicyModel
@@ -60,8 +60,8 @@ class TorchBackend:
         self.model, self.device = model, torch.device(device)
         self.sharded = cfg.fsdp
         self.policy_version, self.step, self.num_skipped_steps = 0, 0, 0
-        _set_checkpointing(model, cfg.activation_checkpointing)
-        _switch_dropout_off(model)
+        set_checkpointing(model, cfg.activation_checkpointing)
+        switch_dropout_off(model)
         model.to(self.device)  # type: ignore[arg-type]
         self.policy = PolicyModel(model)
         self._prepare(dtype or next(model.parameters()).dtype)
@@ -74,7 +74,7 @@ class TorchBackend:
             )
         exact = {name: weight.clone() for name, weight in self.masters.full().items()}
         self.masters.detach()
-        _cast(self.model, dtype)
+        cast(self.model, dtype)
         self.masters, self.dtype = MasterWeights(self.model), dtype
         self.masters.load(exact)
 
@@ -82,14 +82,14 @@ class TorchBackend:
         """Equal weights on all ranks, masters before rounding to `dtype`, shards where asked for."""
         self.dtype = dtype
         if self.sharded:
-            _cast(self.model, torch.float32, only=lambda d: d not in FULL_PRECISION)
-        _broadcast(self.model)
+            cast(self.model, torch.float32, only=lambda d: d not in FULL_PRECISION)
+        broadcast(self.model)
         if self.sharded:
             shard(self.policy, dtype=dtype, device=self.device)
             self.masters = MasterWeights(self.model)
             return
         exact = {name: p.detach() for name, p in self.model.named_parameters() if p.dtype in FULL_PRECISION}
-        _cast(self.model, dtype)
+        cast(self.model, dtype)
         self.masters = MasterWeights(self.model)
         if dtype not in FULL_PRECISION and exact:
             self.masters.load({**self.masters.full(), **exact})
@@ -118,7 +118,7 @@ class TorchBackend:
         if dtype is not None and dtype != self.dtype:
             self._change_dtype(dtype)
         self.cfg, self.algo, self.objective = cfg, algo, objective
-        _set_checkpointing(self.model, cfg.activation_checkpointing)
+        set_checkpointing(self.model, cfg.activation_checkpointing)
         self.policy.value_head = self._new_value_head() if algo.advantage == "gae" else None
         self.optimizer = NamedOptimizer(
             self.masters.params, cfg, extra=self._value_params, extra_rate=algo.value_learning_rate
@@ -330,34 +330,3 @@ def _to(batch: PackedBatch, device: torch.device) -> PackedBatch:
         if isinstance(value, Tensor):
             moved[item.name] = value.to(device, non_blocking=True)
     return replace(batch, **moved)
-
-
-def _cast(model: nn.Module, dtype: torch.dtype, *, only: Any = lambda dtype: True) -> None:
-    """Parameters only: buffers such as the rotary frequencies keep their precision."""
-    for param in model.parameters():
-        if only(param.dtype):
-            param.data = param.data.to(dtype)
-
-
-@torch.no_grad()
-def _broadcast(model: nn.Module) -> None:
-    if mesh.world_size() > 1:
-        for param in model.parameters():
-            dist.broadcast(param, src=0)
-
-
-def _switch_dropout_off(model: nn.Module) -> None:
-    """With dropout the trainer's policy would not be the one that sampled: the first ratio would not be 1."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        if getattr(module, "attention_dropout", 0.0):
-            module.attention_dropout = 0.0  # type: ignore[assignment]  # a plain number of transformers' attention
-
-
-def _set_checkpointing(model: PreTrainedModel, enabled: bool) -> None:
-    """The model's own switch, so that blocks are recomputed in the backward pass."""
-    if enabled:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    elif getattr(model, "is_gradient_checkpointing", False):
-        model.gradient_checkpointing_disable()
