@@ -53,7 +53,8 @@ def shaped_reward(trajectory: Trajectory, algo: AlgoConfig, scores: Mapping[str,
 
 def worth(trajectory: Trajectory, algo: AlgoConfig) -> float:
     """The reward with the over-long penalty where that belongs into it; NaN without a reward. Groups whose members are
-    all worth the same are uniform (a KL penalty hardly ever is the same: it does not count here)."""
+    all worth the same are uniform, unless algo.uniform_by=reward (a KL penalty hardly ever is the same: it does not
+    count here)."""
     penalty = overlong_penalty(trajectory, algo) if algo.length_penalty_on == "reward" else 0.0
     return plain_reward(trajectory) + penalty
 
@@ -119,7 +120,7 @@ def _filtered(group: TrajectoryGroup, algo: AlgoConfig) -> tuple[TrajectoryGroup
         group,
         stop_reasons=stop_map(algo),
         drop_uniform=algo.drop_uniform_groups,
-        value_of=lambda trajectory: worth(trajectory, algo),
+        value_of=plain_reward if algo.uniform_by == "reward" else lambda trajectory: worth(trajectory, algo),
     )
 
 

@@ -55,7 +55,8 @@ class AlgoConfig:
     kl_in: str = "loss"
     entropy_coeff: float = 0.0
 
-    drop_uniform_groups: bool = False  # groups whose members are all worth the same leave the batch
+    drop_uniform_groups: bool = False  # groups whose members are all the same leave the batch
+    uniform_by: str = "worth"  # worth (the reward with length_penalty) | reward (as graded: DAPO): what is the same
     refill_rounds: int = 0  # at most so many times further tasks are sampled in their place
     # Soft penalty of long episodes, in sampled tokens or turns: 0 up to start, then down to -scale at end; added to the
     # reward (before standardising) or to the advantage (after).
@@ -86,6 +87,7 @@ BOUNDS = Bounds(
         "ratio_rule": ("ppo", "cispo", "gspo", "on_policy"),
         "singleton": ("zero", "reward"),
         "stop_preset": tuple(STOP_PRESETS),
+        "uniform_by": ("worth", "reward"),
     },
     positive=("correction_cap", "epochs", "value_coeff", "value_learning_rate", "length_penalty_scale"),
     not_negative=(
@@ -110,6 +112,7 @@ ACTS_WITH: dict[str, tuple[str, tuple[Any, ...]]] = {
     "count_rejected": ("correction", REJECTING),
     "normalizer_tokens": ("aggregation", ("seq_sum_const", "sum_const")),
     "refill_rounds": ("drop_uniform_groups", (True,)),
+    "uniform_by": ("drop_uniform_groups", (True,)),
     **dict.fromkeys(
         ("length_penalty_start", "length_penalty_end", "length_penalty_scale", "length_penalty_on"),
         ("length_penalty", ("tokens", "turns")),

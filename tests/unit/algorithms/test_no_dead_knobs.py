@@ -61,6 +61,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "entropy_coeff": (0.1, {}),
     "drop_uniform_groups": (True, {}),
     "refill_rounds": (1, {"drop_uniform_groups": True}),
+    "uniform_by": ("reward", {"drop_uniform_groups": True, "length_penalty": "turns", "length_penalty_end": 8}),
     "length_penalty": ("tokens", {"length_penalty": "turns", "length_penalty_end": 8}),
     "length_penalty_start": (2, {"length_penalty": "turns", "length_penalty_end": 8}),
     "length_penalty_end": (5, {"length_penalty": "turns", "length_penalty_end": 8}),

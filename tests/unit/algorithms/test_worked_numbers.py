@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from episodes import group_of, plain, rewards_group
@@ -74,6 +75,9 @@ def test_an_all_fail_group_of_unequal_lengths_has_a_signal() -> None:
     found = advantages(penal, *members)
     assert found["a"][0] == pytest.approx(1 / math.sqrt(2), rel=1e-5)
     assert found["b"][0] == pytest.approx(-1 / math.sqrt(2), rel=1e-5)
+    by_reward = replace(penal, uniform_by="reward")  # DAPO: only groups with 0 < number solved < G
+    assert advantages(by_reward, *members) == {}
+    assert len(advantages(by_reward, members[0], plain("win", 1.0, num_turns=12))) == 2
 
 
 @pytest.mark.parametrize(

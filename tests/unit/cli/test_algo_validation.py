@@ -118,7 +118,8 @@ def test_published_numbers() -> None:
     )
     assert (nebius.clip_low, nebius.clip_high, nebius.aggregation) == (0.2, 0.3, "token_mean")
     assert (nebius.length_penalty, nebius.length_penalty_start, nebius.length_penalty_end) == ("turns", 10, 40)
-    assert (dapo.clip_low, dapo.clip_high, dapo.refill_rounds) == (0.2, 0.28, 10)
+    assert (dapo.clip_low, dapo.clip_high, dapo.refill_rounds) == (0.2, 0.28, 9)
+    assert (dapo.uniform_by, nebius.uniform_by) == ("reward", "worth")
     assert (found["gspo"].clip_low, found["gspo"].clip_high) == (3e-4, 4e-4)
 
 
