@@ -40,6 +40,8 @@ def test_all_rewards_equal(mode: str, value: float) -> None:
     credits, counts = assign_credit([rewards_group(*[value] * 5)], AlgoConfig(advantage=mode))
     assert all(c.advantages == [0.0] for c in credits)
     assert counts["uniform"] == 1
+    for_one_only, _ = assign_credit([rewards_group(*[value] * 5)], AlgoConfig(advantage=mode, singleton="reward"))
+    assert all(c.advantages == [0.0] for c in for_one_only)
     kept, _ = assign_credit([rewards_group(*[value] * 5)], AlgoConfig(advantage=mode, drop_uniform_groups=True))
     assert kept == []
 
