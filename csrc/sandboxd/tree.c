@@ -2,6 +2,7 @@
  * relative to an open directory and follows no link. */
 #include "sandboxd.h"
 #define DEPTH_MAX 256 /* each level holds one or two descriptors */
+#define UNKNOWN_BYTES (1ull << 60) /* more than any limit: what lies too deep must not escape it */
 
 /* What is done with each entry; a directory is visited before its entries, or after them if `last`. */
 struct visitor {
@@ -20,7 +21,7 @@ static int visit(int dir, const char *name, const struct visitor *visitor, int d
     if (!visitor->last && visitor->entry(dir, name, &info, visitor->state)) return errno == ENOENT ? 0 : -1;
     if (S_ISDIR(info.st_mode)) {
         int inner = openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-        if (inner < 0) return errno == ENOENT ? 0 : -1;
+        if (inner < 0) return errno == ENOENT || errno == ENOTDIR || errno == ELOOP ? 0 : -1; /* no directory any more */
         int bad = walk(inner, visitor, depth + 1), error = errno;
         close(inner);
         errno = error;
@@ -33,7 +34,7 @@ static int visit(int dir, const char *name, const struct visitor *visitor, int d
 static int walk(int dir, const struct visitor *visitor, int depth) {
     int bad = 0, fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* own offset, and closedir closes it */
     DIR *stream = fd < 0 ? NULL : fdopendir(fd);
-    errno = depth > DEPTH_MAX ? ELOOP : errno;
+    errno = depth > DEPTH_MAX ? ENAMETOOLONG : errno;
     if (!stream || depth > DEPTH_MAX) {
         if (stream) closedir(stream);
         return -1;
@@ -92,5 +93,5 @@ static int add_one(int dir, const char *name, const struct stat *info, void *sta
 void measure_written(int dir, struct written *sums) {
     const struct visitor adder = {add_one, false, sums, device_of(dir)};
     sums->bytes = sums->files = 0;
-    (void)walk(dir, &adder, 0); /* what became unreadable meanwhile is counted the next time */
+    if (walk(dir, &adder, 0) && errno == ENAMETOOLONG) sums->bytes = UNKNOWN_BYTES; /* else counted the next time */
 }

@@ -94,6 +94,16 @@ async def test_volumes_of_an_image_have_a_size(make: Maker, layer: Path) -> None
         await DockerSandbox(replace(SPEC, image=image)).start()
 
 
+async def test_nothing_is_too_deep_to_be_measured(make: Maker) -> None:
+    """A tree that no walk gets to the end of has no known size: that is as good as a full disk."""
+    image = make("deep", files={"testbed/readme": b"hello\n"}, changes=["WORKDIR /testbed"])
+    deep = "i=0; while [ $i -lt 300 ]; do mkdir d && cd d; i=$((i + 1)); done"
+    async with open_sandbox(replace(SPEC, image=image)) as sandbox:
+        result = await sandbox.exec(f"{deep}; dd if=/dev/zero of=big bs=1M count=64; sleep 15")
+        assert result.outcome == "disk_full", result
+        assert (await sandbox.exec("rm -r d; echo well")).stdout == b"well\n"
+
+
 async def test_the_group_that_an_image_names(make: Maker) -> None:
     accounts = {
         "etc/passwd": b"root:x:0:0::/root:/bin/sh\napp:x:1234:1234::/srv/app:/bin/sh\n",
