@@ -135,8 +135,11 @@ class SandboxPool:
     async def _keep_up(self) -> None:
         while True:
             await asyncio.sleep(UPKEEP_S)
-            await self._reap()
-            self.counts["warm_unused"] += await self._warm.drop_old()
+            try:
+                await self._reap()
+                self.counts["warm_unused"] += await self._warm.drop_old()
+            except (SandboxError, OSError) as err:  # the next look sees to it
+                log.warning("upkeep of sandboxes: %s", err)
             self._warm.fill()
 
     async def _reap(self) -> None:

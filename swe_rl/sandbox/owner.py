@@ -7,8 +7,10 @@ whoever has a file but has not beaten for LEASE_S (stopped, or hung beyond recov
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
+import logging
 import os
 import stat
 import tempfile
@@ -16,6 +18,8 @@ import threading
 import time
 from pathlib import Path
 from typing import Self
+
+log = logging.getLogger(__name__)
 
 BEAT_S = 10.0
 LEASE_S = 180.0  # far more than a busy machine delays a thread; monotonic time, which stands still in a suspended one
@@ -59,8 +63,9 @@ def reap_leases() -> int:
     count = 0
     for path in leases_dir().glob("*.json"):
         if not is_alive(path.stem):
-            path.unlink(missing_ok=True)
-            count += 1
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+                count += 1
     return count
 
 
@@ -83,6 +88,7 @@ class OwnerLease:
         self._path = leases_dir() / f"{owner_label()}.json"
         self._run_id = run_id
         self._users = 0
+        self._has_failed = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="swe-rl-heartbeat", daemon=True)
 
@@ -93,7 +99,7 @@ class OwnerLease:
             found = cls._shared
             if found is None:
                 found = cls._shared = cls(run_id)
-                found._beat()
+                found._try_beat()
                 found._thread.start()
             found._users += 1
             return found  # type: ignore[return-value]
@@ -107,14 +113,22 @@ class OwnerLease:
             OwnerLease._shared = None
         self._stop.set()
         self._thread.join()
-        self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # somebody else's directory; the process's end says the same
+            self._path.unlink(missing_ok=True)
 
     def _work(self) -> None:
         while not self._stop.wait(BEAT_S):
-            try:
-                self._beat()
-            except OSError:
-                continue  # a full disk must not end a run: the next beat may succeed, and the lease is long
+            self._try_beat()
+
+    def _try_beat(self) -> None:
+        """A full disk must not end a run: the next beat may succeed, the lease is long, and without any beat an owner
+        counts as alive while its process lives."""
+        try:
+            self._beat()
+        except OSError as err:
+            level = logging.DEBUG if self._has_failed else logging.WARNING
+            log.log(level, "the heartbeat of this process cannot be written: %s", err)
+            self._has_failed = True
 
     def _beat(self) -> None:
         self._path.parent.mkdir(mode=0o700, exist_ok=True)

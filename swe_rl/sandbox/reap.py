@@ -73,8 +73,11 @@ def _remove_group(path: Path) -> bool:
         return False
     for _ in range(50):
         try:
-            for pid in (path / "cgroup.procs").read_text().split():
-                os.kill(int(pid), signal.SIGKILL)
+            pids = [int(pid) for pid in (path / "cgroup.procs").read_text().split()]
+            if 0 in pids:  # of another PID namespace, whose owners cannot be seen from here; and kill(0) is us
+                return False
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
             path.rmdir()
             return True
         except FileNotFoundError:

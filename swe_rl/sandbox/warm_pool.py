@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import asdict, dataclass
 
-from swe_rl.errors import SandboxError
+from swe_rl.errors import SweRlError
 from swe_rl.protocols import Sandbox
 from swe_rl.types import SandboxSpec
 
@@ -123,7 +123,7 @@ class WarmPool:
             digest, spec = self._wanted[0]
             try:
                 sandbox = await self._start(spec)
-            except SandboxError as err:  # who really needs it will meet the same, and say so
+            except SweRlError as err:  # who really needs it will meet the same, and say so
                 log.warning("no sandbox could be started ahead: %s", err)
                 self._wanted.clear()
                 return

@@ -16,7 +16,7 @@ from swe_rl.cli import dispatch
 from swe_rl.errors import SandboxUnavailable
 from swe_rl.sandbox import bare, base_root, binary, cgroup
 from swe_rl.sandbox.owner import is_alive, owner_label
-from swe_rl.sandbox.reap import reap
+from swe_rl.sandbox.reap import _reap_cgroups, reap
 from swe_rl.types import SandboxSpec
 
 
@@ -124,6 +124,21 @@ def test_reaper_ends_processes_in_dead_groups() -> None:
     assert reap().cgroups >= 1
     assert not group.exists()
     assert stray.wait(timeout=5) == -9
+
+
+def test_reaper_leaves_groups_with_processes_that_it_cannot_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel lists a process of another PID namespace as 0, and kill(0) would end our own process group."""
+    group = tmp_path / f"{cgroup.PREFIX}{_dead_label()}-0"
+    group.mkdir()
+    (group / "cgroup.procs").write_text("0\n12345678\n")
+    killed: list[int] = []
+    monkeypatch.setattr(cgroup, "places", lambda: [str(tmp_path)])
+    monkeypatch.setattr("swe_rl.sandbox.reap.os.kill", lambda pid, _signal: killed.append(pid))
+    assert _reap_cgroups() == 0
+    assert killed == []
+    assert group.exists()
 
 
 def test_names_of_groups_differ_and_carry_the_owner() -> None:

@@ -254,6 +254,22 @@ async def _need_sandboxes() -> None:
         require(False, f"a machine that allows sandboxes ({err})")
 
 
+async def test_upkeep_goes_on_after_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    async def look(_pool: SandboxPool) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            raise OSError("no descriptors left")
+
+    monkeypatch.setattr(node_manager, "UPKEEP_S", 0.01)
+    monkeypatch.setattr(SandboxPool, "_reap", look)
+    async with SandboxPool(1), asyncio.timeout(10):
+        while looks < 4:
+            await asyncio.sleep(0.01)
+
+
 async def test_real_sandboxes_warm_and_cold_with_upkeep(monkeypatch: pytest.MonkeyPatch) -> None:
     await _need_sandboxes()
     monkeypatch.setattr(node_manager, "UPKEEP_S", 0.05)

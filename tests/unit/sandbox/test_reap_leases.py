@@ -36,6 +36,25 @@ def test_one_heartbeat_per_process_however_many_use_it(own_directory: Path) -> N
     assert own_directory.stat().st_mode & 0o777 == 0o700
 
 
+def test_a_heartbeat_that_cannot_be_written_ends_no_run(own_directory: Path) -> None:
+    own_directory.write_text("in the way")
+    one, two = OwnerLease.acquire("run"), OwnerLease.acquire("run")
+    assert is_alive(owner_label())
+    two.release()
+    one.release()
+    own_directory.unlink()
+    again = OwnerLease.acquire("run")
+    assert (own_directory / f"{owner_label()}.json").exists()
+    again.release()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"beat_s": null}', '{"beat_s": "x"}'])
+def test_a_damaged_heartbeat_proves_nothing(own_directory: Path, text: str) -> None:
+    own_directory.mkdir(0o700)
+    (own_directory / f"{owner_label()}.json").write_text(text)
+    assert is_alive(owner_label())
+
+
 def test_it_beats_again_and_again(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owner, "BEAT_S", 0.01)
     lease = OwnerLease.acquire("run")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from swe_rl.errors import SandboxError
+import pytest
+
+from swe_rl.errors import ConfigError, SandboxError, SweRlError
 from swe_rl.sandbox.warm_pool import MAX_AGE_S, WarmPool, spec_digest
 from swe_rl.testing import FakeSandbox
 from swe_rl.types import Limits, SandboxSpec
@@ -106,10 +108,11 @@ async def test_the_oldest_makes_room_and_old_ones_are_closed() -> None:
     assert maker.alive == {}
 
 
-async def test_a_failing_start_ends_the_filling_and_a_closed_pool_stays_empty() -> None:
+@pytest.mark.parametrize("failure", [SandboxError("no daemon"), ConfigError("no such backend")])
+async def test_a_failing_start_ends_the_filling_and_a_closed_pool_stays_empty(failure: SweRlError) -> None:
     maker = Maker()
     pool = pool_of(maker, 4)
-    maker.failure = SandboxError("no daemon")
+    maker.failure = failure
     pool.expect([spec("a")])
     await settle()
     assert len(pool) == 0
