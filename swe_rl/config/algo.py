@@ -20,8 +20,8 @@ class AlgoConfig:
     advantage: str = "leave_one_out"
     singleton: str = "zero"  # zero | reward: advantage of a rollout whose siblings were all lost or dropped
     permute_advantages: bool = False  # control experiment: shuffles advantages over the batch
-    # gae only: discount and lambda per turn; the value head's loss, its rate, and whether its gradient reaches the
-    # model
+    # gae only: discount and lambda per turn; the weight of the value head's loss (against the policy's: AdamW hardly
+    # heeds it unless value_trunk_grad), the head's rate, and whether its gradient reaches the model
     gamma: float = 1.0
     gae_lambda: float = 1.0
     value_coeff: float = 0.5
@@ -49,7 +49,8 @@ class AlgoConfig:
     # token_mean (DAPO) | seq_mean (GRPO) | seq_sum | seq_sum_const (GRPO++) | sum_const (Dr.GRPO) | turn_mean
     aggregation: str = "seq_sum_const"
     normalizer_tokens: int = 0  # the constant of seq_sum_const and sum_const; 0: agent.max_context_tokens
-    # Penalty on the distance to the policy at the start of the phase: k1 | k2 | k3, in the loss | in the reward
+    # Penalty on the distance to the policy at the start of the phase: k1 | k2 | k3, in the loss | in the reward (summed
+    # over a rollout's tokens). In the loss k1 has no gradient on average; in the reward only k1 has that of the KL.
     kl_coeff: float = 0.0
     kl_estimator: str = "k3"
     kl_in: str = "loss"

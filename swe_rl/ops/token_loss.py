@@ -127,7 +127,8 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: str) -> Tensor:
     """KL(policy || ref) of each token, [T] nats, of tokens that the policy sampled, with d = logprobs - ref_logprobs.
 
     k1: d, unbiased, but its gradient is zero on average; k2: d^2 / 2, biased, its gradient is that of the KL;
-    k3: exp(-d) + d - 1, unbiased and never negative. Raises ValueError for another kind.
+    k3: exp(-d) + d - 1, unbiased and never negative, its gradient is that of KL(ref || policy), on average. As a part
+    of the reward k1 has the gradient of the KL, the others have not. Raises ValueError for another kind.
     """
     if kind == "k3":
         return kl_k3(logprobs, ref_logprobs)

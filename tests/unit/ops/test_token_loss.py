@@ -13,6 +13,7 @@ from swe_rl.ops.token_loss import (
     clipped_importance,
     clipped_surrogate,
     complete_rules,
+    kl_estimate,
     kl_k3,
     log_ratio,
     masked_importance,
@@ -208,3 +209,26 @@ def test_rules_that_do_not_fit_are_refused(rules: dict[str, Any], given: tuple[s
 def test_z_loss_without_the_normalizer_is_refused() -> None:
     with pytest.raises(ValueError, match="z_loss_coeff needs log_normalizer"):
         token_loss(torch.ones(2), entropy=torch.ones(2), advantages=torch.ones(2), z_loss_coeff=0.1)
+
+
+def test_expected_gradients_of_the_kl_estimators() -> None:
+    """Exact expectations over five outcomes: in the loss k1 pulls nowhere, k2 as KL(policy || ref), k3 as
+    KL(ref || policy); in the reward, times the score, k1 pulls as KL(policy || ref) and the others do not."""
+    logits = torch.tensor([0.3, -1.2, 0.8, 0.0, 1.5], dtype=torch.float64, requires_grad=True)
+    ref = torch.log_softmax(torch.tensor([1.0, 0.2, -0.5, 0.4, 0.1], dtype=torch.float64), dim=-1)
+    logprobs = torch.log_softmax(logits, dim=-1)
+    chance = logprobs.detach().exp()
+
+    def gradient(value: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad(value, logits, retain_graph=True)[0]
+
+    reverse = gradient((logprobs.exp() * (logprobs - ref)).sum())
+    forward = gradient((ref.exp() * (ref - logprobs)).sum())
+    in_loss = {k: gradient((chance * kl_estimate(logprobs, ref, k)).sum()) for k in ("k1", "k2", "k3")}
+    in_reward = {k: gradient((chance * logprobs * kl_estimate(logprobs, ref, k).detach()).sum()) for k in in_loss}
+    torch.testing.assert_close(in_loss["k1"], torch.zeros_like(logits), rtol=0, atol=1e-12)
+    torch.testing.assert_close(in_loss["k2"], reverse)
+    torch.testing.assert_close(in_loss["k3"], forward)
+    torch.testing.assert_close(in_reward["k1"], reverse)
+    for other in ("k2", "k3"):
+        assert float((in_reward[other] - reverse).abs().max()) > 0.05
