@@ -9,6 +9,7 @@ import pytest
 from episodes import group_of, plain, rewards_group
 
 from swe_rl.algorithms import (
+    Scores,
     assign_credit,
     generalized_advantages,
     leave_one_out,
@@ -158,6 +159,27 @@ def test_reinforce_pp_whitens_over_tokens_and_shifts_uniform_groups() -> None:
     want = [(a - mean) / math.sqrt(variance + 1e-8) for a in (0.5, -0.5, 0.0, 0.0)]
     assert [credit.advantages[0] for credit in credits] == pytest.approx(want)
     assert credits[2].advantages[0] > 0, "a group without a signal is pushed by the mean of the others"
+
+
+def test_whitening_counts_trained_tokens_and_comes_before_a_penalty_on_the_advantage() -> None:
+    """A = (0.5, -0.5) of 2 and 6 tokens; with a masked one of 9 in the group, its -1/3 has no weight."""
+    settings = {"advantage": "reinforce_pp", "stop_preset": "keep_all", "stop_reasons": {"max_turns": "mask"}}
+    members = [plain("a", 1.0, length=2), plain("b", 0.0, length=6)]
+    masked = plain("c", 0.0, length=9, stop=StopReason.MAX_TURNS)
+    centred = whitened([2 / 3, -1 / 3], [2, 6])
+    found = advantages(AlgoConfig(**settings), *members, masked)
+    assert [found[name][0] for name in "ab"] == pytest.approx(centred)
+    penal = AlgoConfig(**settings, length_penalty="turns", length_penalty_end=4, length_penalty_on="advantage")
+    found = advantages(penal, *members, masked)
+    assert [found[name][0] for name in "ab"] == pytest.approx([value - 0.25 for value in centred])  # of one turn each
+
+
+def test_kl_in_the_reward_is_taken_off_before_the_baseline() -> None:
+    """Rewards (1, 0), KL sums (2, 0.5) nats, coefficient 0.1: worth (0.8, -0.05), whose mean is 0.375."""
+    algo = AlgoConfig(advantage="group_mean", stop_preset="keep_all", kl_coeff=0.1, kl_in="reward")
+    scores = {"a": Scores(kl=2.0), "b": Scores(kl=0.5)}
+    credits, _ = assign_credit([group_of(plain("a", 1.0), plain("b", 0.0))], algo, scores=scores)
+    assert [credit.advantages[0] for credit in credits] == pytest.approx([0.425, -0.425])
 
 
 def test_whitening_of_nothing_and_of_equals() -> None:
