@@ -212,7 +212,10 @@ class PolicyServer:
 
 
 async def _release(policy: Policy, session: str) -> None:
+    """Whatever a policy has against it: the server must go on for the other sessions."""
     try:
         await policy.release(session)
     except EngineError as err:
         log.warning("session %s was not released: %s", session, err)
+    except Exception:  # a bug of the policy
+        log.exception("session %s was not released", session)

@@ -81,7 +81,7 @@ class RayCluster:
         )
         self._server = PolicyServer(self._relay)
         await self._look()
-        await asyncio.wait_for(self._any_node(), START_S)
+        await self._first_node()
         self._watch = asyncio.create_task(self._keep_looking(), name="ray-nodes")
 
     async def close(self) -> None:
@@ -122,6 +122,15 @@ class RayCluster:
     def usable(self) -> list[_Node]:
         """Nodes that answer, as far as is known."""
         return [node for node in self.nodes.values() if not node.suspect]
+
+    async def _first_node(self) -> None:
+        try:
+            await asyncio.wait_for(self._any_node(), START_S)
+        except TimeoutError as err:
+            raise SandboxError(
+                f"none of the {len(self.nodes)} nodes of the Ray cluster was ready after {START_S:.0f} s: is swe_rl "
+                "installed there, and is there memory for one more process?"
+            ) from err
 
     async def _any_node(self) -> None:
         while not self.usable():

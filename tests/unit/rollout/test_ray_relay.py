@@ -90,6 +90,19 @@ async def test_a_bug_of_the_policy_does_not_hang_the_node(relay: tuple[Handle, P
         await asyncio.wait_for(remote.generate([1], PARAMS, session="s"), 5)
 
 
+async def test_a_session_that_cannot_be_released_does_not_end_the_server(relay: tuple[Handle, PolicyServer]) -> None:
+    handle, server = relay
+
+    class Broken(ScriptedPolicy):
+        async def release(self, session: str) -> None:
+            raise KeyError(session)
+
+    remote = RelayedPolicy(handle, server.serve(Broken(["a"])))
+    await remote.release("other")
+    await asyncio.sleep(0.02)
+    assert await asyncio.wait_for(remote.generate([1], PARAMS, session="s"), 5)
+
+
 async def test_cancelling_there_cancels_here(relay: tuple[Handle, PolicyServer]) -> None:
     handle, server = relay
     state = {"running": 0, "cancelled": 0}
