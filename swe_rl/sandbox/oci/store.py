@@ -276,8 +276,12 @@ class ImageStore:
 
     @contextmanager
     def locked(self, how: int, name: str = "lock") -> Iterator[None]:
-        """Holds a lock file of the store; waits for it."""
-        with open(self.root / name, "a") as file:
+        """Holds a lock file of the store; waits for it. Raises SandboxError where none can be made."""
+        try:
+            file = open(self.root / name, "a")  # closed below; what the holder does may raise OSError too
+        except OSError as err:
+            raise SandboxError(f"the store of images {self.root} cannot be locked: {err.strerror}") from err
+        with file:
             fcntl.flock(file, how)
             yield
 

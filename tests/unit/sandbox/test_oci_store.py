@@ -389,3 +389,12 @@ def test_full_disk_is_the_machines_failure(store: ImageStore, tmp_path: Path, mo
             add(store, source)
     assert [path for path in store.root.glob("staging/*") if path.is_dir()] == []
     add(store, source)
+
+
+def test_a_store_that_cannot_be_locked_is_one_line(store: ImageStore, tmp_path: Path) -> None:
+    image = add(store, tiny().save(tmp_path / "a"))
+    (store.root / "lock").unlink()
+    (store.root / "lock").mkdir()  # as a read-only disk, for root too
+    for use in (lambda: gc.collect(store), lambda: store.open(image.image_id), lambda: store.open("test:1")):
+        with pytest.raises(SandboxError, match="cannot be locked: Is a directory"):
+            use()
