@@ -42,7 +42,7 @@ METRICS: tuple[Metric, ...] = (
     _m("train/clip_frac_high", "share", TOKENS, "of them, with a ratio of 1 or more"),
     _m("train/ratio_mean", "ratio", TOKENS, "p / p_old as the rule uses it (GSPO: of the sequence)"),
     _m("train/ratio_max", "ratio", "max over trained tokens", "largest of them", "max"),
-    _m("train/kl_rollout", "nats", TOKENS, "K1 = -log w of the mismatch w = p_old / p_engine, raw"),
+    _m("train/kl_rollout", "nats", TOKENS, "K1 = -log w, w = p_old / p_engine, raw; bypass: p_now / p_engine"),
     _m("train/mismatch_k2", "nats", TOKENS, "K2 = (log w)^2 / 2"),
     _m("train/mismatch_k3", "nats", TOKENS, "K3 = w - 1 - log w"),
     _m("train/mismatch_ess", "share", "(sum w)^2 / (n sum w^2)", "effective sample size of the mismatch weights"),

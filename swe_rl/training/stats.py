@@ -107,9 +107,12 @@ def _trained(batch: PackedBatch, column: Tensor) -> Tensor:
 
 
 def _mismatch(batch: PackedBatch, logprobs: Tensor) -> dict[str, Tensor]:
-    """Of w = p_old / p_engine, raw: no clamp and no cap of a correction has touched it."""
+    """Of w = p_old / p_engine, raw: no clamp and no cap of a correction has touched it. Where the engine is the old
+    policy (algo.old_policy=rollout), w would be 1 whatever happens: then it is of the policy at hand."""
+    engine = _trained(batch, batch.rollout_logprobs)
     old = logprobs if batch.old_logprobs is None else _trained(batch, batch.old_logprobs)
-    log_weight = old - _trained(batch, batch.rollout_logprobs)
+    old = torch.where((old == engine).all(), logprobs, old)
+    log_weight = old - engine
     weight = log_weight.exp()
     return {
         "k1": -log_weight.sum(),

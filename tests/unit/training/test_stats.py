@@ -85,6 +85,30 @@ def test_every_diagnostic_equals_its_formula(make_batches: Any) -> None:
     assert 0 < want["train/clip_frac_high"]
 
 
+def test_the_mismatch_is_seen_although_the_engine_is_the_old_policy(make_batches: Any) -> None:
+    """old_policy=rollout: p_old / p_engine is 1 by definition; what matters is the trainer against the engine."""
+    totals, logs = StepTotals(), []
+    for seed, batch in enumerate(make_batches(max_tokens=20)):
+        count = int(batch.loss_mask.sum())
+        now, mu = (numbers(count, -3, -1, 10 * seed + k) for k in range(2))
+        engine = filled(batch, mu)
+        stats = {
+            "logprobs": torch.tensor(now, dtype=torch.float64),
+            "entropy": torch.ones(count, dtype=torch.float64),
+            "ratio": torch.ones(count, dtype=torch.float64),
+            "clipped": torch.zeros(count, dtype=torch.bool),
+        }
+        bypassed = replace(batch, old_logprobs=engine, rollout_logprobs=engine.clone())
+        totals.add(bypassed, torch.tensor(1.0), stats, on_policy_data=True)
+        logs += [a - b for a, b in zip(now, mu, strict=True)]
+    totals.reduce()
+    found = step_metrics(
+        totals.finish(step=1, policy_version=0, grad_norm=0, skipped=False, seconds=1.0, peak_memory=0)
+    )
+    assert found["train/kl_rollout"] == pytest.approx(-fmean(logs))
+    assert found["train/mismatch_k3"] == pytest.approx(fmean(math.exp(x) - 1 - x for x in logs))
+
+
 def test_a_step_without_a_trained_token_has_finite_diagnostics(make_batches: Any) -> None:
     totals = StepTotals()
     for batch in make_batches():
