@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from argparse import Namespace, _SubParsersAction
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -49,12 +47,15 @@ def run_gate(arguments: Namespace) -> int:
     from swe_rl.curation.gate import GateOptions, gate_tasks
     from swe_rl.sandbox import SandboxPool
 
+    if arguments.out is not None and arguments.out.resolve() == Path(arguments.source).resolve():
+        raise ConfigError(f"--out={arguments.out} is the source: its tasks that do not pass would be lost")
     tasks = _tasks(arguments)
     options = GateOptions(
         repeats=arguments.repeats,
         limit_s=arguments.time_limit,
         concurrency=arguments.concurrency,
         scan=not arguments.no_scan,
+        sandbox=f"{arguments.backend}/{arguments.memory}",
     )
     limits = Limits(memory_bytes=arguments.memory << 20, pids=256, disk_bytes=256 << 20, lease_s=7200.0)
     base = SandboxSpec(backend=arguments.backend, limits=limits)
@@ -105,17 +106,11 @@ def _spec(task: Task, *, base: SandboxSpec) -> SandboxSpec:
 
 
 def _write(tasks: Sequence[Task], out: Path) -> None:
-    """Mounts are stored relative to the directory, so that both may be moved together."""
     from swe_rl.tasks import write_tasks
 
     if not tasks:
         raise ConfigError(f"no task passed, so nothing is written to {out}: see the verdicts")
-    root = out.resolve()
-    moved = []
-    for task in tasks:
-        mounts = [[os.path.relpath(host, root), inside] for host, inside in task.meta.get("mounts", ())]
-        moved.append(replace(task, meta={**task.meta, "mounts": mounts}) if mounts else task)
-    write_tasks(moved, out)
+    write_tasks(tasks, out)
 
 
 def _say(line: str) -> None:

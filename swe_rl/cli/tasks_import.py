@@ -84,8 +84,8 @@ def summary(report: ImportReport) -> str:
     lines += [f"skipped {count}: {reason}" for reason, count in report.skipped.most_common()]
     if report.num_invalid:
         lines += [f"malformed {report.num_invalid}, such as {report.invalid[0]}"]
-    if report.without_test_command:
-        lines += [f"without a test command {report.without_test_command}: graded by a given map of statuses only"]
+    for why, count in report.ungradable.most_common():
+        lines += [f"not gradable here {count} ({why}): judged by statuses that their own harness gives only"]
     if report.dropped_fields:
         lines += [f"fields not kept: {', '.join(report.dropped_fields)}"]
     if len(report.repos) > 1:
@@ -102,7 +102,7 @@ def as_json(report: ImportReport) -> dict[str, Any]:
         "skipped": dict(report.skipped.most_common()),
         "malformed": report.num_invalid,
         "malformed_first": report.invalid,
-        "without_test_command": report.without_test_command,
+        "ungradable": dict(report.ungradable.most_common()),
         "repos": dict(report.repos.most_common()),
         "languages": dict(report.languages.most_common()),
         "fields_not_kept": list(report.dropped_fields),

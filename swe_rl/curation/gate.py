@@ -17,6 +17,7 @@ killed run goes on where it was, and a finished one has nothing left to do.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hashlib
 import json
 import os
@@ -37,6 +38,7 @@ from swe_rl.errors import ConfigError, SandboxError, SandboxUnavailable
 from swe_rl.rewards import grade, grader_version, task_digest
 from swe_rl.rewards.grading import Leases
 from swe_rl.tasks.environment import hide_answers
+from swe_rl.tasks.test_logs import check_gradable
 from swe_rl.types import Reward, SandboxSpec, Task
 
 GATE_VERSION = 1  # raised when the same results would get another verdict
@@ -50,6 +52,7 @@ class GateOptions:
     limit_s: float = 60.0  # of the tests of one run; a task's own limit when that is shorter
     concurrency: int = 2  # tasks looked at together
     scan: bool = True  # look for leaks inside sandboxes, too
+    sandbox: str = ""  # what else of the sandboxes decides, such as their memory: another text, another verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +93,8 @@ async def gate_tasks(
     record, SandboxUnavailable when this machine cannot make sandboxes.
     """
     _check(options)
+    for task in tasks:
+        check_gradable(task)
     known = read_record(record)
     digests = {task.task_id: gate_digest(task, options) for task in tasks}
     if len(digests) != len(tasks):
@@ -134,7 +139,7 @@ async def gate_tasks(
 def gate_digest(task: Task, options: GateOptions) -> str:
     """Names everything that decides the verdict about a task."""
     pieces = (GATE_VERSION, grader_version(task), task_digest(task, with_gold=True), options.repeats, options.limit_s)
-    text = "\0".join(map(str, (*pieces, options.scan)))
+    text = "\0".join(map(str, (*pieces, options.scan, options.sandbox)))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -154,12 +159,15 @@ def read_record(path: Path) -> dict[str, GateVerdict]:
 
 
 def append_record(path: Path, row: GateVerdict) -> None:
-    """One line, on disk when this returns. What a kill left of an earlier line is cut off first."""
+    """One line, on disk when this returns. What a kill left of an earlier line is cut off first. Several gates may
+    write to one record: a lock keeps a line that is being written from being taken for one that was left."""
     with open(path, "ab+") as file:
-        file.seek(0)
-        whole = file.read()
-        if whole and not whole.endswith(b"\n"):
-            file.truncate(whole.rfind(b"\n") + 1)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - 1, 0))
+        if size and file.read() != b"\n":
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
         file.write(json.dumps(asdict(row)).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())

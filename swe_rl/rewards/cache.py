@@ -13,7 +13,7 @@ from swe_rl.rewards.policy import POLICY_VERSION
 from swe_rl.tasks.test_runner import runner_digest
 from swe_rl.types import Task
 
-GRADER_VERSION = 2  # raised when the same results of the same tests would be judged in another way
+GRADER_VERSION = 3  # raised when the same results of the same tests would be judged in another way
 _NO_PART = (
     "tree",
     "meta",

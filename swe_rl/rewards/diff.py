@@ -37,6 +37,7 @@ class FilePatch:
     paths: tuple[bytes, ...]
     data: bytes
     is_new: bool
+    is_moved: bool = False  # renamed or copied: the last path is new
     mode: bytes = b""  # of the file afterwards where the diff states it, such as b"120000" for a symbolic link
 
 
@@ -58,7 +59,7 @@ def _malformed(at: int, line: bytes) -> PatchError:
 
 
 def _read_file(lines: list[bytes], at: int) -> tuple[int, FilePatch]:
-    start, mode, is_new = at, b"", False
+    start, mode, is_new, is_moved = at, b"", False, False
     names: list[bytes] = []
     if lines[at].startswith(b"diff --git "):
         names += _header_names(lines[at], at)
@@ -68,17 +69,22 @@ def _read_file(lines: list[bytes], at: int) -> tuple[int, FilePatch]:
             value = lines[at][len(key) :]
             if key.startswith((b"rename", b"copy")):
                 names.append(_unquote(value, at))
+                is_moved = True
             elif key in (b"new mode ", b"new file mode "):
                 mode = value
             is_new = is_new or key == b"new file mode "
             at += 1
     elif not lines[at].startswith(b"--- ") or any(b" " in line[4:].split(b"\t")[0] for line in lines[at : at + 2]):
         raise _malformed(at, lines[at])  # without a Git header `git apply` cuts dates off names: no spaces then
+    begin = at
     at = _read_body(lines, at, names)
+    is_new = is_new or lines[begin : begin + 1] == [b"--- /dev/null"]  # a header of Git's own is not needed for that
     paths = tuple(dict.fromkeys(name for name in names if name != b"/dev/null"))
     if not paths or any(piece in (b"", b".", b"..") for path in paths for piece in path.split(b"/")):
         raise _malformed(start, lines[start])
-    return at, FilePatch(paths=paths, data=b"\n".join(lines[start:at]) + b"\n", is_new=is_new, mode=mode)
+    return at, FilePatch(
+        paths=paths, data=b"\n".join(lines[start:at]) + b"\n", is_new=is_new, is_moved=is_moved, mode=mode
+    )
 
 
 def _read_body(lines: list[bytes], at: int, names: list[bytes]) -> int:

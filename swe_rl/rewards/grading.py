@@ -27,6 +27,7 @@ from swe_rl.rewards.script_grading import LOG_BYTES, applies_tests_itself, run_s
 from swe_rl.rewards.suspect import suspicious
 from swe_rl.rewards.terms import Attempt, make_reward
 from swe_rl.tasks.environment import run_setup
+from swe_rl.tasks.test_logs import check_gradable
 from swe_rl.tasks.test_runner import run_tests
 from swe_rl.types import ExecResult, Reward, SandboxSpec, Task
 
@@ -89,8 +90,10 @@ async def grade(
     a second sandbox decides, and a different answer is `flaky`. order_seed: shuffles the tests, 0 keeps their order.
 
     `Reward.terms` says what happened: see rewards/terms.py. Missing, skipped and xfailed tests are not passed.
-    Raises SandboxError when no attempt out of 1 + retries came to a verdict.
+    Raises SandboxError when no attempt out of 1 + retries came to a verdict, ConfigError for a task whose results
+    nothing here can read.
     """
+    check_gradable(task)
     try:
         filtered = _untouched(patch) if trusted else filter_patch(patch, hidden=_hidden(task), existing=task.tree)
     except PatchError as err:
@@ -193,7 +196,8 @@ async def _attempt(job: _Job, sandbox: Sandbox) -> Attempt:
     if task.test_runner == "script":
         return await _script_attempt(job, sandbox)
     required = [*task.fail_to_pass, *task.pass_to_pass]
-    canary = Canary.beside(required) if task.test_runner == "pytest" and required else None
+    known = {**task.tree, **task.hidden_files}
+    canary = Canary.beside(required, known) if task.test_runner == "pytest" and required else None
     ids = required if canary is None else [*required, canary.test_id]
     files = dict(task.hidden_files) | ({} if canary is None else {canary.path: canary.source})
     try:

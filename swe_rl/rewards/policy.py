@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from swe_rl.rewards.diff import FilePatch, split_patch
 
-POLICY_VERSION = 1  # part of the cache key of results
+POLICY_VERSION = 2  # part of the cache key of results
 
 _CONFIG_NAMES = frozenset(
     b"conftest.py pytest.ini .pytest.ini pytest.toml .pytest.toml tox.ini setup.cfg pyproject.toml setup.py noxfile.py "
@@ -32,6 +32,8 @@ _RESERVED = sys.stdlib_module_names | {
     "packaging",
     "pygments",
     "xdist",
+    "sitecustomize",  # as packages; the files are refused wherever they are
+    "usercustomize",
 }
 
 
@@ -112,7 +114,7 @@ def _redirects(path: bytes, part: FilePatch, hidden: frozenset[bytes]) -> bool:
 def _shadows(path: bytes, part: FilePatch, existing: frozenset[str]) -> bool:
     """A new importable top-level name (also below src/ or lib/) that the interpreter or pytest would find first."""
     top = _top_level_module(path)
-    return part.is_new and top in _RESERVED and top not in existing
+    return (part.is_new or part.is_moved) and top in _RESERVED and top not in existing
 
 
 def _top_level_module(path: bytes) -> str:

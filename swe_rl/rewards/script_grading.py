@@ -8,12 +8,12 @@ they run: a patch that reads it is flagged (suspect.py), not stopped.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 
-from swe_rl.errors import SandboxError
 from swe_rl.protocols import Sandbox
 from swe_rl.tasks.pass_rules import Judgement, judge
-from swe_rl.tasks.test_logs import END, START, read_log
+from swe_rl.tasks.test_logs import END, EXIT_CODE, START, read_log
 from swe_rl.types import ExecResult, Task
 
 LOG_BYTES = 16 << 20  # kept of a log; one that is longer is incomplete
@@ -21,10 +21,14 @@ REWARD_FILES = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")  # Ha
 
 
 def test_script(task: Task) -> str:
-    """The command in SWE-bench's markers, both streams together; a script that has them stays as it is."""
+    """The command in SWE-bench's markers, with its exit code after the end, both streams together; a script that has
+    them stays as it is. A subshell: a command that exits must not take the end marker along."""
     if START in task.test_cmd:
         return f"exec 2>&1\n{task.test_cmd}"
-    return f"exec 2>&1\nset -x\n: '{START}'\n{{ set +x; }} 2>/dev/null\n{task.test_cmd}\nset -x\n: '{END}'\n"
+    return (
+        f"exec 2>&1\nset -x\n: '{START}'\n{{ set +x; }} 2>/dev/null\n(\n{task.test_cmd}\n)\nstatus=$?\n"
+        f"set -x\n: '{END}'\n{{ set +x; }} 2>/dev/null\necho '{EXIT_CODE}:' $status\n"
+    )
 
 
 def applies_tests_itself(task: Task) -> bool:
@@ -35,7 +39,7 @@ def applies_tests_itself(task: Task) -> bool:
 async def run_script(sandbox: Sandbox, task: Task, *, limit_s: float) -> tuple[ExecResult, Judgement | None]:
     """How the command ended, and what its output says; None when it came to no end or its output was cut.
 
-    Raises SandboxError for a reward file that is no number, ConfigError for a parser that is not there.
+    Raises ConfigError for a parser that is not there.
     """
     result = await sandbox.exec(test_script(task), cwd=task.workdir, timeout_s=limit_s)
     if result.outcome not in ("ok", "nonzero"):
@@ -53,14 +57,16 @@ async def _reward_file(sandbox: Sandbox, task: Task) -> Judgement | None:
             text = await sandbox.read_file(path)
         except OSError:
             continue
-        value = _number(text, task)
-        return Judgement(resolved=value >= 1.0, f2p=min(max(value, 0.0), 1.0), p2p=1.0)
+        value = _number(text)
+        return None if value is None else Judgement(resolved=value >= 1.0, f2p=min(max(value, 0.0), 1.0), p2p=1.0)
     return None
 
 
-def _number(text: bytes, task: Task) -> float:
+def _number(text: bytes) -> float | None:
+    """None for what is no finite number: code under test runs beside the verifier, so it may be its doing."""
     try:
         found = json.loads(text)
-        return float(found["reward"] if isinstance(found, Mapping) else found)
-    except (ValueError, TypeError, KeyError) as err:
-        raise SandboxError(f"the verifier of task {task.task_id} wrote no number: {text[:80]!r}") from err
+        value = float(found["reward"] if isinstance(found, Mapping) else found)
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return None
+    return value if math.isfinite(value) else None

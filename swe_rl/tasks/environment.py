@@ -9,6 +9,7 @@ the fix among later commits, the hidden tests, and caches: `prepare_sandbox` lea
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
@@ -44,6 +45,17 @@ def resolve_mounts(meta: Mapping[str, Any], root: Path) -> dict[str, Any]:
     if not meta.get("mounts"):
         return dict(meta)
     return {**meta, "mounts": [[str((root / host).resolve()), inside] for host, inside in meta["mounts"]]}
+
+
+def relative_mounts(meta: Mapping[str, Any], root: Path) -> dict[str, Any]:
+    """`meta` with absolute host directories of its mounts as seen from `root`: both may be moved together then."""
+    if not meta.get("mounts"):
+        return dict(meta)
+    seen = [
+        [os.path.relpath(host, root.resolve()) if os.path.isabs(host) else host, inside]
+        for host, inside in meta["mounts"]
+    ]
+    return {**meta, "mounts": seen}
 
 
 SETUP_S = 600.0  # of Task.setup_cmd, and of hiding the answers

@@ -18,13 +18,14 @@ import json
 import os
 import sys
 import tarfile
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from swe_rl.errors import ConfigError
-from swe_rl.tasks.environment import resolve_mounts
+from swe_rl.tasks.environment import relative_mounts, resolve_mounts
 from swe_rl.tasks.patches import tree_diff
 from swe_rl.types import Task
 
@@ -37,6 +38,10 @@ _DEFAULTS: dict[str, Any] = {
     "expected_status": {}, "language": "python",
 }  # fmt: skip
 _TUPLES = ("test_files", "hidden_paths")
+# What a damaged row or tar (cut short, bits turned) is met with.
+_UNREADABLE = (
+    KeyError, ValueError, TypeError, AttributeError, RecursionError, OSError, EOFError, tarfile.TarError, zlib.error,
+)  # fmt: skip
 
 
 def write_tasks(tasks: Iterable[Task], directory: str | Path) -> Path:
@@ -47,15 +52,24 @@ def write_tasks(tasks: Iterable[Task], directory: str | Path) -> Path:
     root = Path(directory)
     (root / "trees").mkdir(parents=True, exist_ok=True)
     index = root / "tasks.jsonl"
-    staging = root / ".tasks.jsonl.tmp"
+    write_rows((json.dumps(row, sort_keys=True, ensure_ascii=False) for row in iter_rows(tasks, root)), index)
+    return index
+
+
+def write_rows(lines: Iterable[str], path: Path) -> int:
+    """Writes `path` line by line under another name first: what an interruption leaves must not look complete. Returns
+    the number of lines."""
+    staging = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    count = 0
     try:
         with staging.open("w", encoding="utf-8", errors="surrogatepass") as file:
-            for row in iter_rows(tasks, root):
-                file.write(json.dumps(row, sort_keys=True, ensure_ascii=False) + "\n")
-        os.replace(staging, index)
+            for line in lines:
+                file.write(line + "\n")
+                count += 1
+        os.replace(staging, path)
     finally:
         staging.unlink(missing_ok=True)
-    return index
+    return count
 
 
 def iter_rows(tasks: Iterable[Task], root: Path) -> Iterator[dict[str, Any]]:
@@ -86,7 +100,7 @@ def _iterate(path: str | Path, *, tars_kept: int) -> Iterator[Task]:
         for number, line in enumerate(file, start=1):
             try:
                 task = _from_row(json.loads(line), index.parent, tars)
-            except (KeyError, ValueError, TypeError, OSError, tarfile.TarError) as error:
+            except _UNREADABLE as error:
                 raise ConfigError(
                     f"{index} line {number} is not a task ({error!r}): make the task set again"
                 ) from error
@@ -118,7 +132,7 @@ def _to_row(task: Task, root: Path) -> dict[str, Any]:
         "workdir": task.workdir,
         "image": task.image,
         **{name: value for name, value in given.items() if value != _DEFAULTS[name]},
-        "meta": dict(task.meta),
+        "meta": relative_mounts(task.meta, root),
         "tree": _write_tar(task.tree, root),
         "hidden": _write_tar(task.hidden_files, root),
     }

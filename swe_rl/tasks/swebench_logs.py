@@ -36,9 +36,15 @@ def read_swebench_log(task: Task, log: str, parser: str) -> TestResults:
     return TestResults(
         {name: status.lower() for name, status in found.items()},
         complete=bool(found) or ran,
-        exit_code=grading.parse_test_exit_code(log),
+        exit_code=_exit_code(grading, log),
         suite_ran=ran,
     )
+
+
+def _exit_code(grading: Any, log: str) -> int | None:
+    """What follows the last end marker is the script's own: tests may print lines like it before."""
+    own: int | None = grading.parse_test_exit_code(log.rpartition(END)[2])
+    return grading.parse_test_exit_code(log) if own is None else own
 
 
 def _package() -> tuple[Any, Any, Any]:

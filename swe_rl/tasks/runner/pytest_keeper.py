@@ -3,7 +3,8 @@
 With --per-file each test file has a child of its own, and the tests that must fail ("!" before the id) run at the end
 of every child. The parent, which runs nobody's code, compares what it can see for itself: that every row is one and
 was sent once, that a child which ended says so and exits with the code that fits, that pytest's own counts are the
-number of rows, and that the tests together claim no more time than has passed. A contradiction makes the
+number of rows, that the tests together claim no more time than has passed, and that no test file, conftest.py or
+__init__.py beside or above one was changed. A contradiction makes the
 verdicts of the file "forged", an end without an end "ended". Code that shares the interpreter with pytest can still
 imitate all of this at once; see the package's docstring.
 """
@@ -32,8 +33,12 @@ def run_pytest(options: dict[str, Any], jobs: int, results: int) -> None:
     places = prepare(options["root"])
     traps = [item[len(TRAP) :] for item in wanted if item.startswith(TRAP)]
     caught: dict[str, tuple[str, str]] = {}
+    before = contents(wanted)
     for ids in groups([item for item in wanted if not item.startswith(TRAP)], options["per-file"]):
-        for node_id, status, message in run_group(options, places, ids, traps):
+        verdicts = run_group(options, places, ids, traps)
+        if options["per-file"] and contents(wanted) != before:
+            verdicts = as_trouble(ids, verdicts, traps, ("forged", "files of the tests were changed"))
+        for node_id, status, message in verdicts:
             if node_id in traps:
                 caught[node_id] = worse(caught.get(node_id), (status, message))
             else:
@@ -89,10 +94,35 @@ def run_group(options: dict[str, Any], places: list[str], ids: list[str], traps:
         trouble = ("forged", "a test that must fail did not run")
     if trouble is None:
         return verdicts
+    return as_trouble(ids, verdicts, traps, trouble)
+
+
+def as_trouble(ids: list[str], verdicts: list[Any], traps: list[str], trouble: tuple[str, str]) -> list[Any]:
+    """The verdicts of a child that cannot be believed; what became of a test that must fail is shown as it is."""
     named = dict.fromkeys([*ids, *(row[0] for row in verdicts)])
     return [(item, *trouble) for item in named if "::" in item and item not in traps] + [
         row for row in verdicts if row[0] in traps
     ]
+
+
+def contents(wanted: list[str]) -> dict[str, bytes | None]:
+    """The test files, and what pytest loads from the folders above them: code that one file runs must not alter them
+    for the next. None where there is no file."""
+    paths: dict[str, bytes | None] = {}
+    for item in wanted:
+        path = (item[len(TRAP) :] if item.startswith(TRAP) else item).partition("::")[0]
+        paths[path] = None
+        while path:
+            path = os.path.dirname(path)
+            for name in ("conftest.py", "__init__.py"):
+                paths[os.path.join(path, name)] = None
+    for path in paths:
+        try:
+            with open(path, "rb") as file:
+                paths[path] = file.read()
+        except OSError:
+            continue
+    return paths
 
 
 def exit_code(child: int) -> int:

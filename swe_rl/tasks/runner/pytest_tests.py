@@ -124,6 +124,7 @@ def run_session(options: dict[str, Any], places: list[str], wanted: list[str], l
 
     os.setsid()
     keep_only(sink)
+    sys.modules["__main__"] = type(sys)("__main__")  # not this script, whose recorder would be at hand there
     every = [*wanted, *last]
     files = dict.fromkeys(item.partition("::")[0] for item in sorted(wanted) + last)
     present = [path for path in files if os.path.exists(path)]

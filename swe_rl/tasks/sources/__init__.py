@@ -27,6 +27,7 @@ from swe_rl.tasks.sources import (
 from swe_rl.tasks.sources.fields import Row, RowError, SkipRow
 from swe_rl.tasks.sources.reading import Located, read_rows
 from swe_rl.tasks.store import iter_tasks
+from swe_rl.tasks.test_logs import why_ungradable
 from swe_rl.types import Task
 
 TASK_SET = "task_set"  # our own form: what `swe-rl tasks build` wrote (pypi), or an exported file
@@ -72,7 +73,7 @@ class ImportReport:
     skipped: Counter[str] = field(default_factory=Counter)
     invalid: list[str] = field(default_factory=list)  # the first 20
     num_invalid: int = 0
-    without_test_command: int = 0  # gradable by a given map of statuses only
+    ungradable: Counter[str] = field(default_factory=Counter)  # by reason: a given map of statuses can judge them only
     repos: Counter[str] = field(default_factory=Counter)
     languages: Counter[str] = field(default_factory=Counter)
     dropped_fields: tuple[str, ...] = ()
@@ -81,7 +82,8 @@ class ImportReport:
         self.tasks += 1
         self.repos[task.repo] += 1
         self.languages[task.language or "unknown"] += 1
-        self.without_test_command += task.test_runner == "script" and not task.test_cmd
+        if why := why_ungradable(task):
+            self.ungradable[why] += 1
 
     def complain(self, error: RowError) -> None:
         self.num_invalid += 1

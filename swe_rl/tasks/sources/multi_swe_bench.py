@@ -48,6 +48,7 @@ def read(row: Row, *, source: str, split: str, keep_unknown: bool = False) -> Ta
         workdir=f"/home/{repo}",
         test_runner="script",
         test_cmd="bash ../run.sh",
+        log_parser="multi_swe_bench",  # upstream has one per repository and language: none of them is here
         pass_rule="all_passed",
         timeout_s=swebench.TIMEOUT_S,
         language=_language(row),

@@ -1,7 +1,8 @@
 """SWE-bench Pro: long tasks of many languages. Lists are text in Python's notation; names of columns are lower case.
 
-Its evaluator runs a script per instance that lies in its repository, not in the rows. Copies of the set that carry it
-(run_script, with parser_script to read its output) can be graded from the row; the others by a given status map only.
+Its evaluator runs a script per instance that lies in its repository, not in the rows, and reads the output with another
+one. No such parser is here, so tasks are judged by a given map of statuses only, also where copies of the set carry
+run_script and parser_script.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def read(row: Row, *, source: str, split: str, keep_unknown: bool = False) -> Ta
         kind=kind_of(row.texts("issue_specificity", required=False)),
         test_runner="script",
         test_cmd=_script(row),
-        log_parser="swebench_pro" if row.has("parser_script") else "",
+        log_parser="swebench_pro",
         pass_rule="all_passed",
         timeout_s=swebench.TIMEOUT_S,
         language=row.text("repo_language", "") or row.text("language_family", "") or "python",

@@ -197,9 +197,10 @@ def test_the_digest_is_of_everything_that_decides() -> None:
     ]
     digests = {gate_digest(other, QUICK) for other in (task, *others)}
     digests |= {
-        gate_digest(task, replace(QUICK, **change)) for change in ({"repeats": 3}, {"limit_s": 9.0}, {"scan": True})
+        gate_digest(task, replace(QUICK, **change))
+        for change in ({"repeats": 3}, {"limit_s": 9.0}, {"scan": True}, {"sandbox": "local/64"})
     }
-    assert len(digests) == 1 + len(others) + 3
+    assert len(digests) == 1 + len(others) + 4
     assert gate_digest(replace(task, problem_statement="other"), QUICK) == gate_digest(task, QUICK)
     assert gate_digest(task, replace(QUICK, concurrency=7)) == gate_digest(task, QUICK)
 

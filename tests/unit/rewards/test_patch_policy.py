@@ -56,6 +56,12 @@ TAMPER = {
     "shadowed stdlib": new_file("src/json.py"),
     "quoted name": b'diff --git "a/conftest.p\\171" "b/conftest.p\\171"\nnew file mode 100644\n--- /dev/null\n'
     b'+++ "b/conftest.p\\171"\n@@ -0,0 +1 @@\n+x\n',
+    "shadowed pytest without a header of Git's": b"--- /dev/null\n+++ b/pytest.py\n@@ -0,0 +1 @@\n+x = 1\n",
+    "moved over the standard library": b"diff --git a/pkg/m.py b/json.py\nsimilarity index 100%\n"
+    b"rename from pkg/m.py\nrename to json.py\n",
+    "copied over the test framework": b"diff --git a/pkg/m.py b/src/_pytest/__init__.py\nsimilarity index 100%\n"
+    b"copy from pkg/m.py\ncopy to src/_pytest/__init__.py\n",
+    "start-up code as a package": new_file("sitecustomize/__init__.py"),
     "attributes": new_file(".gitattributes"),
 }
 

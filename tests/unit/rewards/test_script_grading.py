@@ -191,5 +191,13 @@ async def test_a_verifier_writes_its_verdict(files: dict[str, bytes], value: flo
     reward = await run(Machine(files=files), task)
     assert reward.value == value
     assert reward.terms.get("incomplete", 0.0) == float(not files)
-    with pytest.raises(SandboxError, match="no number"):
-        await run(Machine(files={"/logs/verifier/reward.txt": b"good"}), task)
+
+
+@pytest.mark.parametrize("text", [b"good", b"", b"NaN", b"-Infinity", b'{"reward": null}', b"[" * 100_000, b"\xff"])
+async def test_a_verdict_that_is_no_number_is_worth_nothing(text: bytes) -> None:
+    """Code under test can write the file as well: that must not look like trouble of the machine."""
+    task = replace(TASK, pass_rule="reward_file", fail_to_pass=(), pass_to_pass=())
+    machine = Machine(files={"/logs/verifier/reward.txt": text})
+    reward = await run(machine, task)
+    assert (reward.value, reward.terms["f2p"], reward.terms["incomplete"]) == (0.0, 1.0, 1.0)
+    assert machine.opened == 2

@@ -393,7 +393,7 @@ def test_rows_of_other_languages(tmp_path):
     (task,) = import_tasks("swebench_multilingual", str(path), report=report)
     assert (task.language, task.test_cmd) == ("rust", "")
     assert "env" not in task.meta
-    assert report.without_test_command == 1
+    assert report.ungradable == {"it has no test command": 1}
     assert one(tmp_path, "multi_swe_bench", rows.multi_swe_bench(lang="ts")).language == "typescript"
 
 
