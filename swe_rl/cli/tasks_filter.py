@@ -45,7 +45,7 @@ def add_command(commands: Any) -> None:
 
 def _run(arguments: Namespace) -> int:
     from swe_rl.curation.filters import FilterPlan, run_plan
-    from swe_rl.tasks.store import read_tasks, write_tasks
+    from swe_rl.tasks.store import iter_tasks, write_tasks
 
     plan = FilterPlan(
         nebius=arguments.nebius,
@@ -60,12 +60,13 @@ def _run(arguments: Namespace) -> int:
     )
     if (arguments.out / "tasks.jsonl").exists():
         raise ConfigError(f"--out={arguments.out} has a task set already: choose another directory")
-    kept, reports = run_plan(read_tasks(arguments.path), plan)
+    kept, reports = run_plan(iter_tasks(arguments.path), plan, brief=True)
     for report in reports:
         print(report_text(report))
     if not kept:
         raise ConfigError("no task is left: loosen the filters")
-    write_tasks(kept, arguments.out)
+    chosen = {task.task_id for task in kept}
+    write_tasks((task for task in iter_tasks(arguments.path) if task.task_id in chosen), arguments.out)
     text = json.dumps([as_json(report) for report in reports], indent=1, ensure_ascii=False)
     (arguments.out / "filter_report.json").write_text(text + "\n", encoding="utf-8")
     print(f"{arguments.out}: {len(kept)} tasks; use it with task.source={arguments.out}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from swe_rl.curation.decontaminate import SWEBENCH_REPOS, Contamination
 from swe_rl.errors import ConfigError
@@ -135,6 +135,28 @@ def apply_filter(tasks: Iterable[Task], rule: Filter, name: str) -> tuple[list[T
     return kept, report
 
 
+def _removes(rule: Filter, report: FilterReport, task: Task) -> bool:
+    reason = rule(task)
+    report.saw(task, reason)
+    return bool(reason)
+
+
+def _brief(task: Task) -> Task:
+    return replace(
+        task,
+        problem_statement="",
+        fail_to_pass=(),
+        pass_to_pass=(),
+        gold_patch=b"",
+        tree={},
+        hidden_files={},
+        test_patch=b"",
+        test_cmd="",
+        expected_status={},
+        meta={"difficulty": difficulty(task)},
+    )
+
+
 def by_draw(tasks: Iterable[Task], seed: int) -> list[Task]:
     """The tasks in the seed's order. A task's place depends on its id and the seed alone."""
     return sorted(tasks, key=lambda task: hashlib.sha256(f"{seed}/{task.task_id}".encode()).digest())
@@ -165,14 +187,20 @@ class FilterPlan:
     seed: int = 0  # of per_repo and subset
 
 
-def run_plan(tasks: Iterable[Task], plan: FilterPlan) -> tuple[list[Task], list[FilterReport]]:
-    """(tasks left, in order; one report per filter). Raises ConfigError for a plan that filters nothing."""
+def run_plan(tasks: Iterable[Task], plan: FilterPlan, *, brief: bool = False) -> tuple[list[Task], list[FilterReport]]:
+    """(tasks left, in order; one report per filter). Raises ConfigError for a plan that filters nothing.
+
+    `tasks` is read once and not held. brief: of a task left only its id, repository and difficulty are, for sets that
+    do not fit into memory.
+    """
     if not 0 < plan.similarity <= 1:
         raise ConfigError(f"similarity={plan.similarity} is no share: give more than 0, at most 1")
-    kept, reports = list(tasks), []
-    for name, rule in _rules(plan):
-        kept, report = apply_filter(kept, rule, name)
-        reports.append(report)
+    for name, limit in (("per-repo", plan.per_repo), ("subset", plan.subset)):
+        if limit is not None and limit < 1:
+            raise ConfigError(f"{name}={limit}: keep at least 1 task")
+    rules = [(rule, FilterReport(name)) for name, rule in _rules(plan)]
+    reports = [report for _, report in rules]
+    kept = [_brief(task) if brief else task for task in tasks if not any(_removes(*rule, task) for rule in rules)]
     if plan.per_repo is not None:
         order = {task.task_id: place for place, task in enumerate(kept)}
         name = f"at most {plan.per_repo} per repository, seed {plan.seed}"

@@ -15,7 +15,7 @@ from typing import Any
 
 from swe_rl.errors import ConfigError
 from swe_rl.tasks.sources.kept import source_row
-from swe_rl.tasks.store import iter_rows, iter_tasks
+from swe_rl.tasks.store import iter_rows, iter_tasks, write_rows
 from swe_rl.types import Task
 
 FORMS = ("swebench", "source")
@@ -27,7 +27,7 @@ SHAPED = (
 
 
 def export_tasks(path: str | Path, out: str | Path, *, form: str = "swebench") -> int:
-    """Writes the rows of the task set `path` to the file `out` (JSON lines) and returns their number.
+    """Writes the rows of the task set `path` to the file `out` (JSON lines, there at once) and returns their number.
 
     Raises ConfigError when `out` is not a new .jsonl file, or a task came from no row (form "source").
     """
@@ -37,12 +37,8 @@ def export_tasks(path: str | Path, out: str | Path, *, form: str = "swebench") -
     if target.suffix != ".jsonl" or target.exists():
         raise ConfigError(f"out={out} must be a new file that ends in .jsonl")
     target.parent.mkdir(parents=True, exist_ok=True)
-    count = 0
-    with target.open("w", encoding="utf-8", errors="surrogatepass") as file:
-        for row in _rows(iter_tasks(path), target.parent, form):
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
-            count += 1
-    return count
+    rows = _rows(iter_tasks(path), target.parent, form)
+    return write_rows((json.dumps(row, ensure_ascii=False) for row in rows), target)
 
 
 def _rows(tasks: Iterator[Task], folder: Path, form: str) -> Iterator[Mapping[str, Any]]:

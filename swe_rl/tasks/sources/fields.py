@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -80,10 +81,11 @@ class Row:
         raise self.wrong(field, "a date as text, or milliseconds since 1970")
 
     def number(self, field: str, default: float | None = None) -> float:
+        """A finite number."""
         found = self._found(field, "a number", required=default is None)
         if found is None:
             return default or 0.0
-        if isinstance(found, bool) or not isinstance(found, int | float):
+        if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
             raise self.wrong(field, "a number")
         return float(found)
 
@@ -96,6 +98,15 @@ class Row:
         if not isinstance(decoded, list | tuple) or not all(isinstance(item, str) for item in decoded):
             raise self.wrong(field, LIST_OF_TEXT)
         return tuple(decoded)
+
+    def objects(self, field: str) -> list[Mapping[str, Any]]:
+        """A list of objects, empty when absent or null."""
+        found = _decoded(self.value(field))
+        if found is None:
+            return []
+        if not isinstance(found, list) or not all(isinstance(item, Mapping) for item in found):
+            raise self.wrong(field, "a list of objects")
+        return found
 
     def mapping(self, field: str, *, required: bool = True) -> Mapping[str, Any]:
         """An object, given as one or as JSON text of one."""
@@ -147,7 +158,7 @@ def _decoded(found: Any) -> Any:
         return found
     try:
         return json.loads(found)
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     try:
         return ast.literal_eval(found.strip())

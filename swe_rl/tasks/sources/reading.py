@@ -104,16 +104,17 @@ def _json_lines(file: Path) -> Iterator[tuple[int, Any]]:
                 continue
             number += 1
             try:
-                yield number, json.loads(line)
-            except ValueError as error:  # not JSON, or not UTF-8
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:  # not JSON, or not UTF-8, or nested without end
                 raise ConfigError(f"{file.name} row {number} is not JSON: {_first_line(error)}") from error
+            yield number, row
 
 
 def _json_array(file: Path) -> Iterator[tuple[int, Any]]:
     """A whole JSON file: an array of rows, or one row. It is read at once: large sets come as the other two kinds."""
     try:
         content = json.loads(file.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file} is not JSON: {_first_line(error)}; JSON lines end in .jsonl") from error
     if isinstance(content, dict) and isinstance(content.get("instances"), list):
         content = content["instances"]  # rows below a heading of their own

@@ -29,16 +29,16 @@ def read(row: Row, *, source: str, split: str, keep_unknown: bool = False) -> Ta
     """One row of v1 or of SWE-bench-extra as a task."""
     row.know((*EXTRA, *swebench.WRAPPING))
     config = row.mapping("install_config", required=False)
-    meta = row.mapping("meta", required=False)
+    meta = row.sub("meta", required=False)
     image = row.text("docker_image", "") or row.text("image_name", "") or image_name(row.name("instance_id"))
     found = swebench.swebench_task(
         row,
         source=source,
         split=split,
         image=image,
-        log_parser=config.get("log_parser") or "parse_log_pytest",
+        log_parser=_parser(row, config) or "parse_log_pytest",
         language="python",
-        meta={"quality": dict(meta), **_difficulty(meta)},
+        meta={"quality": _quality(meta), **_difficulty(meta)},
     )
     command = _command(row, config) or _PYTEST
     task = replace(found, test_cmd=" ".join([command, *map(shlex.quote, found.test_files)]))
@@ -51,13 +51,13 @@ def read_v2(row: Row, *, source: str, split: str, keep_unknown: bool = False) ->
     row.know((*EXTRA, *swebench.WRAPPING))
     repo = row.name("repo")
     config = row.mapping("install_config")
-    parser = config.get("log_parser")
+    parser = _parser(row, config)
     command = _command(row, config)
-    if not isinstance(parser, str) or not parser:
-        raise RowError(row.where, "install_config.log_parser", f"is {parser!r}, expected the name of a log parser")
+    if not parser:
+        raise RowError(row.where, "install_config.log_parser", "is missing, expected the name of a log parser")
     if not command:
         raise RowError(row.where, "install_config.test_cmd", "is missing, expected a string or a list of strings")
-    meta = row.mapping("meta", required=False)
+    meta = row.sub("meta", required=False)
     task = swebench.swebench_task(
         row,
         source=source,
@@ -69,7 +69,7 @@ def read_v2(row: Row, *, source: str, split: str, keep_unknown: bool = False) ->
         workdir=f"/{repo.rpartition('/')[2]}",
         language=row.text("language", "python"),
         kind=kind_of(_labels(meta)),
-        meta={"quality": dict(meta), **_difficulty(meta), "env": {}},
+        meta={"quality": _quality(meta), **_difficulty(meta), "env": {}},
     )
     row.finish(keep_unknown=keep_unknown)
     return keep_row(task, row.values)
@@ -90,20 +90,38 @@ def _command(row: Row, config: Mapping[str, Any]) -> str:
     return "\n".join(line for line in lines if line.strip())
 
 
-def _judged(meta: Mapping[str, Any]) -> Mapping[str, Any]:
+def _parser(row: Row, config: Mapping[str, Any]) -> str:
+    """install_config.log_parser, "" when absent."""
+    found = config.get("log_parser") or ""
+    if not isinstance(found, str):
+        raise RowError(row.where, "install_config.log_parser", f"is {found!r}, expected the name of a log parser")
+    return found
+
+
+def _quality(meta: Row) -> dict[str, Any]:
+    """All that the set says about a row, with what filters read (curation/filters.py) as plain values."""
+    found = dict(meta.values)
+    if meta.has("failed_lite_validators"):
+        found["failed_lite_validators"] = list(meta.texts("failed_lite_validators"))
+    if meta.has("llm_score"):
+        found["llm_score"] = dict(meta.mapping("llm_score"))
+    return found
+
+
+def _judged(meta: Row) -> Row:
     """What a model said about a row of v2."""
-    judged = meta.get("llm_metadata") or []
-    return judged[0] if judged and isinstance(judged[0], Mapping) else {}
+    judged = meta.objects("llm_metadata")
+    return Row(judged[0] if judged else {}, where=f"{meta.where}, in llm_metadata")
 
 
-def _labels(meta: Mapping[str, Any]) -> list[str]:
-    return [label for label in _judged(meta).get("pr_categories") or () if isinstance(label, str)]
+def _labels(meta: Row) -> tuple[str, ...]:
+    return _judged(meta).texts("pr_categories", required=False)
 
 
-def _difficulty(meta: Mapping[str, Any]) -> dict[str, str]:
+def _difficulty(meta: Row) -> dict[str, str]:
     """One word on how hard it is, where somebody said: v1 scores it, v2 names it."""
-    score = (meta.get("llm_score") or {}).get("difficulty_score")
-    if score is not None:
-        return {"difficulty": f"{float(score):g} of 3"}
-    named = _judged(meta).get("difficulty")
+    scores = meta.sub("llm_score", required=False)
+    if scores.has("difficulty_score"):
+        return {"difficulty": f"{scores.number('difficulty_score'):g} of 3"}
+    named = _judged(meta).value("difficulty")
     return {"difficulty": str(named)} if named else {}

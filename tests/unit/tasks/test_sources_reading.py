@@ -23,10 +23,11 @@ from swe_rl.tasks.sources.reading import read_rows
 
 PEAK_MIB = 300  # of the process that imports 50,000 rows; it begins with some 60
 IMPORT = """
-import resource, sys
+import re, sys
 from swe_rl.cli.dispatch import main
 code = main(["tasks", "import", "--source", "swe_gym", "--path", sys.argv[1], "--out", sys.argv[2]])
-print("peak MiB", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10, file=sys.stderr)
+# of this process alone: ru_maxrss begins with what the parent had before it started this one
+print("peak MiB", int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) >> 10, file=sys.stderr)
 raise SystemExit(code)
 """
 
