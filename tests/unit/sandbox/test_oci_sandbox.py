@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -333,18 +335,23 @@ print(gc.collect(default_store()).kept_in_use, len(default_store().images()))
 """
 
 
-@pytest.mark.skipif(not IS_ROOT, reason="the whole file runs as an ordinary user")
-def test_an_ordinary_user_imports_and_opens(tmp_path: Path) -> None:
-    import shutil
+@pytest.fixture
+def open_dir() -> Iterator[Path]:
+    """A directory that every user may enter, which pytest's own are not whenever another pytest starts."""
+    path = Path(tempfile.mkdtemp())
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
 
+
+@pytest.mark.skipif(not IS_ROOT, reason="the whole file runs as an ordinary user")
+def test_an_ordinary_user_imports_and_opens(open_dir: Path) -> None:
     from swe_rl.sandbox.binary import sandboxd_path
 
-    binary, home = tmp_path / "swe-sandboxd", tmp_path / "home"
+    binary, home = open_dir / "swe-sandboxd", open_dir / "home"
     home.mkdir()
     shutil.copy(sandboxd_path(), binary)
-    for path in (binary, *tmp_path.parents, tmp_path):
-        if path.is_relative_to("/tmp"):
-            path.chmod(path.stat().st_mode | 0o055)
+    binary.chmod(0o755)
     root = Path(swe_rl.__file__).parents[1]
     env = {**os.environ, "PYTHONPATH": f"{root}:{Path(__file__).parent}"}
     done = subprocess.run(
