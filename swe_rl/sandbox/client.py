@@ -44,6 +44,8 @@ class Request:
 class SandboxClient(ABC):
     """The requests of protocols.Sandbox, once there is a stream."""
 
+    ready_s: float  # how long a start may take
+
     def __init__(self, spec: SandboxSpec) -> None:
         self.spec = spec
         self._ids = itertools.count(1)
@@ -51,6 +53,34 @@ class SandboxClient(ABC):
         self._channel: Channel | None = None
         self._ended = ""  # why, once it has
         self._from_inside = False  # see errors.SandboxLost
+
+    async def start(self, *, copy_from: int | None = None) -> Self:
+        """Starts it and waits until it is ready. `copy_from` is a descriptor of a directory to begin with a copy of.
+
+        Raises SandboxUnavailable when this machine has no such sandboxes, ConfigError for a spec that cannot be
+        honoured, SandboxError for any other failure.
+        """
+        self._check_spec()
+        try:
+            await self._start(copy_from)
+        except TimeoutError as err:
+            await asyncio.shield(self.close())
+            raise SandboxError(f"the sandbox was not ready after {self.ready_s:.0f} s") from err
+        except OSError as err:  # no descriptors, processes, disk or memory left just now
+            await asyncio.shield(self.close())
+            raise SandboxError(f"the sandbox could not be started: {err}") from err
+        except BaseException:
+            await asyncio.shield(self.close())
+            raise
+        return self
+
+    @abstractmethod
+    def _check_spec(self) -> None:
+        """Completes `self.spec`, or refuses it."""
+
+    @abstractmethod
+    async def _start(self, copy_from: int | None) -> None:
+        """What `start` does, in whatever way it fails; `start` closes then."""
 
     @abstractmethod
     def _send(self, data: bytes) -> None:

@@ -38,9 +38,8 @@ import asyncio
 import os
 import signal
 import socket
-from typing import Self
 
-from swe_rl.errors import SandboxError, SandboxLost
+from swe_rl.errors import SandboxLost
 from swe_rl.sandbox import wire
 from swe_rl.sandbox.base_root import setup_body
 from swe_rl.sandbox.cgroup import new_group, remove_when_empty
@@ -56,6 +55,8 @@ CLOSE_S = 5.0
 class LocalSandbox(SandboxClient):
     """Implements protocols.Sandbox. Make one with `open_sandbox` or `SandboxPool.lease`."""
 
+    ready_s = READY_S
+
     def __init__(self, spec: SandboxSpec, *, flags: int = 0, use_cgroup: bool = True) -> None:
         super().__init__(spec)
         self._flags = flags  # wire.FLAG_*: force a fallback
@@ -63,24 +64,8 @@ class LocalSandbox(SandboxClient):
         self._launcher = 0  # pid
         self._launcher_gone: asyncio.Future[None] | None = None
 
-    async def start(self, *, copy_from: int | None = None) -> Self:
-        """Starts it and waits until it is ready. `copy_from` is a descriptor of an upper directory to copy.
-
-        Raises SandboxUnavailable when this machine cannot make sandboxes, SandboxError for any other failure.
-        """
+    def _check_spec(self) -> None:
         self.spec = prepared(self.spec)  # an image may say where its work directory is
-        try:
-            await self._start(copy_from)
-        except TimeoutError as err:
-            await self.close()
-            raise SandboxError(f"the sandbox was not ready after {READY_S:.0f} s") from err
-        except OSError as err:  # no descriptors, processes or memory left just now
-            await self.close()
-            raise SandboxError(f"the sandbox could not be started: {err}") from err
-        except BaseException:
-            await self.close()
-            raise
-        return self
 
     async def _start(self, copy_from: int | None) -> None:
         cgroup = new_group() if self._use_cgroup else None

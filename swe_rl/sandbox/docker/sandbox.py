@@ -10,7 +10,6 @@ import secrets
 import select
 import socket
 import time
-from typing import Self
 
 from swe_rl.errors import SandboxError, SandboxLost
 from swe_rl.sandbox import wire
@@ -43,6 +42,8 @@ class DockerSandbox(SandboxClient):
     copied in, or, when the image brings that directory and there are no layers, the image's own, given to uid 1000.
     """
 
+    ready_s = READY_S
+
     def __init__(self, spec: SandboxSpec) -> None:
         super().__init__(spec)
         self._name = f"swe-rl-{owner_label()}-{next(_numbers)}-{secrets.token_hex(4)}"
@@ -58,25 +59,8 @@ class DockerSandbox(SandboxClient):
 
     # ---- life -----------------------------------------------------------------------------------------------
 
-    async def start(self, *, copy_from: int | None = None) -> Self:
-        """Starts it and waits until it is ready. `copy_from` is a descriptor of a work directory to copy.
-
-        Raises SandboxUnavailable when there is no engine or no such image, ConfigError for a spec that cannot be
-        honoured, SandboxError for any other failure.
-        """
+    def _check_spec(self) -> None:
         check_docker_spec(self.spec)
-        try:
-            await self._start(copy_from)
-        except TimeoutError as err:
-            await self.close()
-            raise SandboxError(f"the supervisor did not call within {READY_S:.0f} s") from err
-        except OSError as err:  # no descriptors, disk or memory left just now
-            await self.close()
-            raise SandboxError(f"the sandbox could not be started: {err}") from err
-        except BaseException:
-            await asyncio.shield(self.close())
-            raise
-        return self
 
     async def _start(self, copy_from: int | None) -> None:
         nonce = secrets.token_hex(NONCE_SIZE // 2)
