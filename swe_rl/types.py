@@ -221,11 +221,16 @@ class TrainSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedBatch:
-    """One row of packed documents. Index t is label t everywhere: labels[t] is the token after input_ids[t]."""
+    """One row of packed documents. Index t is label t everywhere: labels[t] is the token after input_ids[t].
+
+    In a batch of trees (`target_rows` is given) that holds for E targets instead: everything but input_ids,
+    position_ids, kv_end and cu_seqlens is [E], target e is the token after row target_rows[e], and a row may have
+    several. Segments are then trees, and the targets of sample s are those within `target_bounds`.
+    """
 
     input_ids: Tensor  # [T] i64
     labels: Tensor  # [T] i64
-    position_ids: Tensor  # [T] i64, restart at 0 in each segment
+    position_ids: Tensor  # [T] i64, restart at 0 in each segment; depth in a tree
     cu_seqlens: Tensor  # [S+1] i32
     cu_seqlens_host: tuple[int, ...]  # the same on the host, so that nothing synchronises to read it
     kv_end: Tensor  # [T] i32, key k is visible to queries k <= q < kv_end[k]
@@ -242,6 +247,14 @@ class PackedBatch:
     ratio_old_logprobs: Tensor | None = None  # [T] f32, in place of old_logprobs in the ratio (GSPO)
     value_targets: Tensor | None = None  # [T] f32, NaN where no turn begins after this token
     value_weight: Tensor | None = None  # [T] f32
+    target_rows: Tensor | None = None  # [E] i64, rows of input_ids; None: target t belongs to row t
+    target_bounds: tuple[int, ...] = ()  # with target_rows, on the host: targets of each sample, S + 1 borders
+    num_sample_tokens: int = 0  # tokens of the samples one by one; more than T where trees share them; 0: T
+
+    @property
+    def sample_bounds(self) -> tuple[int, ...]:
+        """Borders of the samples among the targets: as trajectory_ids names them, on the host."""
+        return self.cu_seqlens_host if self.target_rows is None else self.target_bounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

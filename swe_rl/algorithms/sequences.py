@@ -90,7 +90,7 @@ def _anchored(batch: PackedBatch, logprobs: Tensor, shift: Mapping[str, float]) 
 
 
 def _documents(batch: PackedBatch) -> list[tuple[str, slice]]:
-    bounds = batch.cu_seqlens_host
+    bounds = batch.sample_bounds
     return [(name, slice(bounds[i], bounds[i + 1])) for i, name in enumerate(batch.trajectory_ids)]
 
 
