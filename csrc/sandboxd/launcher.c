@@ -179,6 +179,7 @@ int main(int argc, char **argv) {
     int owner_fd = sys_pidfd_open((pid_t)setup.numbers[N_OWNER]);
     if (owner_fd < 0 || getppid() != (pid_t)setup.numbers[N_OWNER]) _exit(1);
     if (geteuid() == 0 && !(setup.numbers[N_FLAGS] & FLAG_USERNS)) enter_as_root(&box);
+    box.forks_freely = geteuid() == 0 && !box.real_root;
     if (!box.real_root) enter_as_user(&setup);
     if (pipe2(alive, O_CLOEXEC)) fail("pipe");
     int cgroup = make_cgroup(&box);

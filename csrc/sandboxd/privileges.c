@@ -92,7 +92,9 @@ int become_command(const struct sandbox *box, uint64_t tag) {
     limit(RLIMIT_MEMLOCK, 64 << 10);
     limit(RLIMIT_MSGQUEUE, 1 << 20);
     limit(RLIMIT_RTPRIO, 0);
-    /* Counted per user namespace, so per sandbox; root in a container is exempt and has the supervisor's watch only.
+    /* Only the supervisor's watch stops a bomb there, and it would get one slice among thousands. */
+    if (box->forks_freely) (void)setpriority(PRIO_PROCESS, 0, 10);
+    /* Counted per user namespace, so per sandbox.
      * Twice the watched limit: where forks fail first, what is alive hovers below it and the cause stays unnamed. */
     if (!box->container) limit(RLIMIT_NPROC, box->setup->numbers[N_PIDS] * 2 + 4); /* else the engine counts */
     if (box->container && setgroups(1, &mark)) return -1;

@@ -57,6 +57,7 @@ struct written {
 struct sandbox {
     const struct setup *setup;
     bool real_root;   /* mounts are made as real root, the user namespace is joined afterwards */
+    bool forks_freely; /* root in a container: the kernel exempts it from RLIMIT_NPROC */
     int userns_fd;    /* real root: the namespace to join */
     int layer_map_fd[MAX_LAYERS]; /* real root: a namespace that maps a layer's owner to OUTSIDE_COMMAND; or -1 */
     int copy_from_fd; /* upper directory of the sandbox this one is forked from, or -1 */

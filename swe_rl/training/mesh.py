@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
+import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -118,3 +120,15 @@ def shutdown() -> None:
     """Leaves the process group, if any. Idempotent."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def exit_rank(code: int) -> NoReturn:
+    """Ends this process after `shutdown`: exit handlers run, streams are flushed, the interpreter is not torn down.
+
+    The teardown may abort a rank whose work is done: a thread of gloo that still lets go of a tensor asks for the
+    interpreter's lock, is ended by Python for it, and C++ answers with "terminate called without an active exception".
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

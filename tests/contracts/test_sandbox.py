@@ -39,6 +39,14 @@ async def test_every_fault_ends_as_promised(mode: str) -> None:
     assert not any(wrong), "\n".join(filter(None, wrong))
 
 
+@pytest.mark.parametrize("mode", ["no cgroup", "container root"])
+async def test_bombs_in_a_row_where_only_the_supervisor_watches(mode: str) -> None:
+    sandbox_backends.require_mode(mode)
+    async with await sandbox_backends.start(mode, SPEC) as sandbox:
+        for _ in range(20):
+            assert (await sandbox.exec("bomb() { bomb | bomb & }; bomb")).outcome == "pids_limit"
+
+
 # ---- isolation -------------------------------------------------------------------------------------------------
 
 

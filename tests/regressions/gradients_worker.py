@@ -153,6 +153,7 @@ def main() -> None:
         torch.save({**result, "loss": stats.loss, "grad_norm": stats.grad_norm, "optimizer": state["optimizer"]}, out)
     mesh.barrier()
     mesh.shutdown()
+    mesh.exit_rank(0)
 
 
 if __name__ == "__main__":

@@ -87,6 +87,7 @@ def main() -> None:
         torch.save(found, sys.argv[1])
     mesh.barrier()
     mesh.shutdown()
+    mesh.exit_rank(0)
 
 
 if __name__ == "__main__":

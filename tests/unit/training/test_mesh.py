@@ -76,3 +76,16 @@ def test_two_processes(tmp_path: Path) -> None:
             "object": {"rank": 0},
             "gathered": ["0.0", "1.0", "1.1"],
         }
+
+
+def test_a_rank_ends_with_its_code_after_exit_handlers_and_unfinished_threads() -> None:
+    program = (
+        "import atexit, sys, threading, time\n"
+        "from swe_rl.training import mesh\n"
+        "threading.Thread(target=time.sleep, args=(600,)).start()\n"
+        "atexit.register(print, 'handler')\n"
+        "sys.stdout.write('unflushed, ')\n"
+        "mesh.exit_rank(3)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "unflushed, handler\n", "")
