@@ -88,7 +88,7 @@ def validate(cfg: TrainConfig) -> None:
     names = [phase.name for phase in expand_rounds(cfg.phases)]
     if len(set(names)) != len(names):
         raise ConfigError(f"phases: every phase needs its own name, got {', '.join(names)}")
-    _validate_groups(cfg)
+    validate_groups(cfg)
     for split, count in cfg.eval.splits.items():
         if count <= 0:
             raise ConfigError(f"eval.splits.{split} must be positive, got {count}: leave the split out instead")
@@ -97,12 +97,13 @@ def validate(cfg: TrainConfig) -> None:
         validate_phase(phase, cfg.task)
         _validate_fixed(cfg, phase)
         changed = phase_config(cfg, phase)
-        _validate_groups(changed)
+        validate_groups(changed)
         if phase.data == "rollouts":
             validate_rl(changed.algo, changed.rollout)
 
 
-def _validate_groups(cfg: TrainConfig) -> None:
+def validate_groups(cfg: TrainConfig) -> None:
+    """The checks within groups and between them, phases left out. ConfigError names the key and the cure."""
     for name, bounds in BOUNDS.items():
         bounds.check(getattr(cfg, name) if name else cfg, name)
     validate_algo(cfg.algo)
