@@ -154,8 +154,10 @@ async def interrupted(run: Run) -> bool:
 async def begin_phase(run: Run, phase: PhaseConfig, cfg: TrainConfig) -> None:
     """A fresh optimiser and the rotary embedding of the phase; in the first phase of a resumed run, the state of the
     checkpoint."""
-    set_rope(run.backend.model, cfg.model)
+    switched = set_rope(run.backend.model, cfg.model)
     await run.engine.set_rope(cfg.model)
+    if switched:
+        run.metrics.message(f"phase {phase.name}: {switched}")
     dtype = getattr(torch, cfg.model.dtype)
     if run.pending_state is not None and run.position.phase and cfg.algo.kl_coeff:  # the reference of a resumed phase
         before = run.dir.phase_weights(run.cfg.phases[run.position.phase - 1].name)

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -15,13 +15,13 @@ from swe_rl.agents.environments import GAMES, GamePlayer
 from swe_rl.agents.rendering import Renderer, make_renderer
 from swe_rl.cli.paths import cache_dir
 from swe_rl.cli.preflight import check_backends, check_cache, check_cluster, check_counts
-from swe_rl.config import PhaseConfig, TrainConfig, expand_rounds
+from swe_rl.config import PhaseConfig, TrainConfig, expand_rounds, phase_config
 from swe_rl.errors import CheckpointError, ConfigError
 from swe_rl.inference import EmbeddedEngine
 from swe_rl.metrics import open_metrics
 from swe_rl.models import nano_corpus
 from swe_rl.models.loading import load_model
-from swe_rl.models.rope import set_rope
+from swe_rl.models.rope import set_rope, wanted_rope
 from swe_rl.protocols import Policy
 from swe_rl.rollout.collector import Collector
 from swe_rl.rollout.demonstrations import (
@@ -78,6 +78,8 @@ async def open_run(cfg: TrainConfig, *, label: str, config_yaml: str) -> AsyncIt
             f"chat rendering: {type(renderer).__name__}, thinking {cfg.agent.thinking}, "
             f"observations as {cfg.agent.observations}"
         )
+        if (rope := wanted_rope(model, cfg.model)) is not None:
+            metrics.message(f"rotary embedding: {rope.describe()}")
         progress = RolloutProgress(metrics)
         pool, cluster = sandbox_pool(cfg.sandbox, run_id=run_dir.path.name), None
         if cfg.rollout.backend == "ray":
@@ -106,13 +108,19 @@ async def open_run(cfg: TrainConfig, *, label: str, config_yaml: str) -> AsyncIt
         yield run
 
 
+class Listener(Protocol):
+    """Hears of every finished rollout."""
+
+    def add(self, task: Task, trajectory: Trajectory) -> None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     pool: SandboxPool  # of this process; without use where a cluster has its own
     cluster: RayCluster | None
     renderer: Renderer
     trees: Path  # materialised task trees, content-addressed
-    progress: RolloutProgress
+    progress: Listener
 
 
 def load_task_sets(cfg: TrainConfig) -> tuple[list[Task], dict[str, list[Task]]]:
@@ -136,6 +144,8 @@ def load_policy(cfg: TrainConfig) -> tuple[Any, Any]:
         texts=game.texts() if game else nano_corpus.texts(cfg.agent.toolset),
         whole_words=() if game else nano_corpus.whole_words(cfg.agent.toolset),
     )
+    for phase in cfg.phases:  # not hours later
+        wanted_rope(model, phase_config(cfg, phase).model)
     set_rope(model, cfg.model)
     if cfg.init_weights:
         load_into(model, checkpoint.load_weights(cfg.init_weights), source=cfg.init_weights)

@@ -53,7 +53,7 @@ class TrainConfig:
     threads: int = 0  # torch threads; 0 leaves torch's choice
 
 
-PHASE_MODEL_KEYS = ("dtype", "yarn_factor", "yarn_original_context")  # of a model that stays the same otherwise
+PHASE_MODEL_KEYS = ("dtype", *model.YARN_KEYS)  # of a model that stays the same otherwise
 BOUNDS: dict[str, Bounds] = {  # of every group; "" is the root itself
     "model": model.BOUNDS,
     "task": tasks.TASK_BOUNDS,
