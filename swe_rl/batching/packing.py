@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from swe_rl.errors import InvariantError
+from swe_rl.ops.trie import first_fit
 from swe_rl.types import PackedBatch, TrainSample
 
 X = TypeVar("X")
@@ -33,35 +34,9 @@ def assign_rows(samples: Sequence[TrainSample], *, max_tokens: int) -> list[list
     Every row holds at most `max_tokens` tokens, except that a longer sample gets a row of its own. Raises
     InvariantError for a sample whose arrays do not fit each other.
     """
-    order = sorted(range(len(samples)), key=lambda i: -len(samples[i].input_ids))
-    rows: list[list[int]] = []
-    room: list[int] = []
-    for i in order:
-        _check(samples[i])
-        length = len(samples[i].input_ids)
-        place = next((r for r, free in enumerate(room) if length <= free), None)
-        if place is None:
-            rows.append([])
-            room.append(max_tokens)
-            place = len(rows) - 1
-        rows[place].append(i)
-        room[place] -= length
-    return rows
-
-
-def unpack(
-    values: Sequence[Tensor], samples: Sequence[TrainSample], rows: Sequence[Sequence[int]], *, fill: float
-) -> list[list[float]]:
-    """[T] results of each packed row back to one list [N] per sample, in the order of `samples`: the inverse of the
-    label shift. `fill` stands on the first token of a sample, which nothing predicts."""
-    found: list[list[float]] = [[] for _ in samples]
-    for value, row in zip(values, rows, strict=True):
-        start, flat = 0, value.tolist()
-        for i in row:
-            length = len(samples[i].input_ids)
-            found[i] = [fill, *flat[start : start + length - 1]]
-            start += length
-    return found
+    for sample in samples:
+        check_sample(sample)
+    return first_fit([len(sample.input_ids) for sample in samples], max_tokens)
 
 
 def pack_row(row: Sequence[TrainSample]) -> PackedBatch:
@@ -133,7 +108,8 @@ def _weights(sample: TrainSample) -> Sequence[float]:
     return sample.token_weights or [math.nan if m else 0.0 for m in sample.loss_mask]
 
 
-def _check(sample: TrainSample) -> None:
+def check_sample(sample: TrainSample) -> None:
+    """Raises InvariantError for arrays that do not fit each other, and for a first token that would train."""
     size = len(sample.input_ids)
     optional = (sample.old_logprobs, sample.ref_logprobs, sample.sequence_coeff, sample.value_targets)
     arrays: list[Sequence[float]] = [sample.loss_mask, sample.rollout_logprobs, sample.advantages, sample.turn_ids]

@@ -10,15 +10,17 @@ import torch
 from torch import Tensor
 
 from swe_rl.algorithms.credit import Scores
-from swe_rl.batching.packing import assign_rows, pack_row, unpack
 from swe_rl.batching.samples import to_samples
 from swe_rl.config import TrainConfig
 from swe_rl.ops.token_loss import kl_estimate
+from swe_rl.training.layouts import laid_out
 from swe_rl.types import PackedBatch, TrainSample, Trajectory
 
 
 class RolloutScorer(Protocol):
     """The part of TorchBackend that scores."""
+
+    pair_cost: float  # see models.costs
 
     def values(self, batches: Sequence[PackedBatch]) -> list[Tensor]: ...
     def ref_logprobs(self, batches: Sequence[PackedBatch]) -> list[Tensor]: ...
@@ -33,19 +35,18 @@ def rollout_scores(
     trajectories: Sequence[Trajectory], cfg: TrainConfig, *, backend: RolloutScorer
 ) -> dict[str, Scores]:
     """Scores by trajectory id, of this rank's rollouts. Collective: every rank calls, also without a rollout."""
-    algo, max_tokens = cfg.algo, cfg.batching.max_tokens_per_batch
+    algo = cfg.algo
     samples = [s for t in trajectories for s in to_samples(t, 0.0, value_targets=[0.0] * len(t.turns))]
-    rows = assign_rows(samples, max_tokens=max_tokens)
-    batches = [pack_row([samples[i] for i in row]) for row in rows]
+    layout = laid_out(samples, cfg.batching, backend=backend)
     found = {t.trajectory_id: Scores(values=[0.0] * len(t.turns)) for t in trajectories}
     if algo.advantage == "gae":
-        for sample, values in zip(samples, unpack(backend.values(batches), samples, rows, fill=math.nan), strict=True):
+        for sample, values in zip(samples, layout.unpack(backend.values(layout.batches), fill=math.nan), strict=True):
             turn_values = found[sample.trajectory_id].values
             for turn, value in _first_of_turns(sample, values):
                 turn_values[turn] = value
     if algo.kl_coeff and algo.kl_in == "reward":
         sums = dict.fromkeys(found, 0.0)
-        scored = unpack(backend.ref_logprobs(batches), samples, rows, fill=0.0)
+        scored = layout.unpack(backend.ref_logprobs(layout.batches), fill=0.0)
         for sample, ref in zip(samples, scored, strict=True):
             sums[sample.trajectory_id] += _kl(sample, ref, algo.kl_estimator)
         found = {name: Scores(values=score.values, kl=sums[name]) for name, score in found.items()}

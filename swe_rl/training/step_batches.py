@@ -11,10 +11,10 @@ from torch import Tensor
 from swe_rl.algorithms.aggregation import count_rows, count_tokens, token_weights
 from swe_rl.algorithms.sequences import gspo_old, with_sequence_coeff, without_rejected
 from swe_rl.batching.minibatches import minibatch_of
-from swe_rl.batching.packing import assign_rows, pack, pack_row, unpack
 from swe_rl.config import PhaseConfig, TrainConfig
 from swe_rl.config.algo import REJECTING, SEQUENCE_CORRECTIONS, bypasses
 from swe_rl.training import mesh
+from swe_rl.training.layouts import balanced, laid_out
 from swe_rl.types import PackedBatch, TrainSample
 
 Score = Callable[[Sequence[PackedBatch]], list[Tensor]]
@@ -22,6 +22,8 @@ Score = Callable[[Sequence[PackedBatch]], list[Tensor]]
 
 class Scorer(Protocol):
     """The part of TorchBackend that scores."""
+
+    pair_cost: float  # see models.costs
 
     def logprobs(self, batches: Sequence[PackedBatch]) -> list[Tensor]: ...
     def ref_logprobs(self, batches: Sequence[PackedBatch]) -> list[Tensor]: ...
@@ -43,14 +45,14 @@ def optimizer_steps(
     parts = _parts(samples, phase, cfg, step=step)
     if phase.data != "rollouts":
         return Steps(parts=parts)
-    algo, rows = cfg.algo, cfg.batching.max_tokens_per_batch
+    algo = cfg.algo
     kept = list(samples)
     if bypasses(algo, cfg.rollout):
         kept = [replace(sample, old_logprobs=sample.rollout_logprobs) for sample in kept]
     elif len(parts) > 1 or algo.correction in SEQUENCE_CORRECTIONS:
-        kept = scored(kept, "old_logprobs", backend.logprobs, max_tokens=rows)
+        kept = scored(kept, "old_logprobs", backend.logprobs, cfg, backend=backend)
     if algo.kl_coeff and algo.kl_in == "loss":
-        kept = scored(kept, "ref_logprobs", backend.ref_logprobs, max_tokens=rows)
+        kept = scored(kept, "ref_logprobs", backend.ref_logprobs, cfg, backend=backend)
     rejected = 0
     if algo.correction in SEQUENCE_CORRECTIONS:
         kept, rejected = with_sequence_coeff(kept, algo.correction, low=algo.correction_low, cap=algo.correction_cap)
@@ -62,20 +64,21 @@ def optimizer_steps(
 def packed_step(
     samples: Sequence[TrainSample], phase: PhaseConfig, cfg: TrainConfig, *, backend: Scorer
 ) -> list[PackedBatch]:
-    """This rank's packed rows of one optimiser step, weighed. GSPO compares with the weights at hand, so call it right
-    before the step. Collective."""
-    batches = pack(weigh(samples, cfg), max_tokens=cfg.batching.max_tokens_per_batch)
+    """This rank's packed rows of one optimiser step, weighed; some come from ranks with more to do. GSPO compares with
+    the weights at hand, so call it right before the step; its sequences stay on their rank. Collective."""
+    batches = laid_out(weigh(samples, cfg), cfg.batching, backend=backend).batches
+    if phase.data != "rollouts" or cfg.algo.ratio_rule != "gspo":
+        return balanced(batches, backend=backend)
     (compared,) = mesh.all_reduce_max([float(any(batch.old_logprobs is not None for batch in batches))])
-    if phase.data == "rollouts" and cfg.algo.ratio_rule == "gspo" and compared:
-        return gspo_old(batches, backend.logprobs(batches))
-    return batches
+    return gspo_old(batches, backend.logprobs(batches)) if compared else batches
 
 
-def scored(samples: Sequence[TrainSample], field: str, score: Score, *, max_tokens: int) -> list[TrainSample]:
+def scored(
+    samples: Sequence[TrainSample], field: str, score: Score, cfg: TrainConfig, *, backend: Scorer
+) -> list[TrainSample]:
     """The samples with `field` filled from `score` of their packed rows; 0.0 where nothing trains. Collective."""
-    rows = assign_rows(samples, max_tokens=max_tokens)
-    values = score([pack_row([samples[i] for i in row]) for row in rows])
-    lists = unpack(values, samples, rows, fill=0.0)
+    layout = laid_out(samples, cfg.batching, backend=backend)
+    lists = layout.unpack(score(layout.batches), fill=0.0)
     filled: list[dict[str, Any]] = [
         {field: [v if m else 0.0 for v, m in zip(found, sample.loss_mask, strict=True)]}
         for sample, found in zip(samples, lists, strict=True)

@@ -1,0 +1,92 @@
+"""Samples -> packed rows, one by one or as trees: which of the two takes less time, and the way back.
+
+Cost model: a token costs 1 (the matrix products of the model), a (query, key) pair of attention `pair_cost` of that
+(models.costs), and in a tree TREE_SLOWDOWN times as much.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from torch import Tensor
+
+from swe_rl.batching.packing import assign_rows, pack_row
+from swe_rl.batching.places import Place, unpack
+from swe_rl.batching.tree import plan_trees, tree_batches
+from swe_rl.types import PackedBatch, TrainSample
+
+# Attention under an interval mask against the best kernel for plain causal documents, per pair: stock Triton reaches
+# about 0.65 of it on Hopper, forward and backward.
+TREE_SLOWDOWN = 1.5
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """samples as packed rows."""
+
+    batches: list[PackedBatch]
+    samples: Sequence[TrainSample]
+    places: list[list[Place]]  # of each batch
+
+    def unpack(self, values: Sequence[Tensor], *, fill: float) -> list[list[float]]:
+        """Results per target of each batch as one list [N] per sample; `fill` where nothing was asked."""
+        return unpack(values, self.samples, self.places, fill=fill)
+
+
+def sequence_cost(lengths: Sequence[int], *, pair_cost: float) -> float:
+    """Of samples one by one, in units of one token's matrix products."""
+    return sum(lengths) + pair_cost * sum(n * (n + 1) // 2 for n in lengths)
+
+
+def tree_cost(tokens: int, pairs: int, *, pair_cost: float) -> float:
+    """Of trees with so many rows, and rows that those see."""
+    return tokens + pair_cost * TREE_SLOWDOWN * pairs
+
+
+def batch_cost(batch: PackedBatch, *, pair_cost: float) -> float:
+    """Of one packed row on the CPU, by the lengths of its documents or the depths of its tree."""
+    if batch.target_rows is None:
+        return sequence_cost([stop - start for start, stop in pairwise(batch.cu_seqlens_host)], pair_cost=pair_cost)
+    size = len(batch.input_ids)
+    return tree_cost(size, int(batch.position_ids.sum()) + size, pair_cost=pair_cost)
+
+
+def lay_out(
+    samples: Sequence[TrainSample], *, max_tokens: int, layout: str = "sequence", pair_cost: float = 0.0
+) -> Layout:
+    """The samples in rows of at most `max_tokens`, as `layout` says: "sequence", "tree", or "auto": whichever costs
+    less for a model with this `pair_cost`. An empty list makes no row."""
+    if layout != "sequence":
+        trees = plan_trees(samples, max_tokens=max_tokens)
+        if layout == "tree" or _pays(samples, trees.num_tokens, trees.num_pairs, pair_cost):
+            batches, places = tree_batches(samples, trees)
+            return Layout(batches=batches, samples=samples, places=places)
+    rows = assign_rows(samples, max_tokens=max_tokens)
+    return Layout(
+        batches=[pack_row([samples[i] for i in row]) for row in rows],
+        samples=samples,
+        places=[_sequence_places(samples, row) for row in rows],
+    )
+
+
+def _pays(samples: Sequence[TrainSample], tokens: int, pairs: int, pair_cost: float) -> bool:
+    lengths = [len(sample.input_ids) for sample in samples]
+    flat, tree = sequence_cost(lengths, pair_cost=pair_cost), tree_cost(tokens, pairs, pair_cost=pair_cost)
+    log.info(
+        "layout %s: %d tokens one by one, %d as trees; cost %.4g against %.4g",
+        *("tree" if tree < flat else "sequence", sum(lengths), tokens, flat, tree),
+    )
+    return tree < flat
+
+
+def _sequence_places(samples: Sequence[TrainSample], row: Sequence[int]) -> list[Place]:
+    places, start = [], 0
+    for i in row:
+        length = len(samples[i].input_ids)
+        places.append(Place(i, start, range(1, length)))
+        start += length
+    return places

@@ -1,0 +1,227 @@
+"""Samples that share a beginning, as packed trees: every distinct context is one row, computed once.
+
+Rows are merged where the ids agree from the first one on: a row is a context, and the hidden state of a context does
+not depend on who sampled it. Targets are never merged: each sampled token keeps its own advantage, rollout logprob and
+weight, as clipping is not linear in the advantage, and where the next token differs between samples a row has several
+targets. What a sample repeats of others, and of itself in a later sample, is context and weighs nothing. A sample ends
+at its last target: nothing is computed for what comes after it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain, compress
+
+import torch
+from torch import Tensor
+
+from swe_rl.batching.packing import check_sample
+from swe_rl.batching.places import Place
+from swe_rl.errors import InvariantError
+from swe_rl.ops import trie
+from swe_rl.types import PackedBatch, TrainSample
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Samples [start, stop) of a forest in one row. Between pieces nothing is shared: a later piece of the same tree
+    repeats the path to its first sample."""
+
+    start: int
+    stop: int
+    tokens: int
+    pairs: int  # (query, key) pairs that attention visits
+
+
+@dataclass(frozen=True, slots=True)
+class Trees:
+    """The samples as a forest, cut into pieces and packed; no tensors of the model yet."""
+
+    ids: Tensor  # [R] i64 of all samples, each up to its last target
+    offsets: Tensor  # [S + 1] i64
+    forest: trie.Forest
+    wanted: list[list[bool]]  # of each sample, which of its tokens are targets
+    pieces: list[Piece]
+    rows: list[list[int]]  # pieces of each packed row
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(piece.tokens for piece in self.pieces)
+
+    @property
+    def num_pairs(self) -> int:
+        return sum(piece.pairs for piece in self.pieces)
+
+
+def plan_trees(samples: Sequence[TrainSample], *, max_tokens: int, impl: str = "auto") -> Trees:
+    """Which samples share which row. Rows hold at most `max_tokens`, except for a single sample that is longer.
+
+    Raises InvariantError for a sample whose arrays do not fit each other, and when one sampled token trains in two.
+    """
+    for sample in samples:
+        check_sample(sample)
+    _check_events(samples)
+    wanted = [_wanted(sample) for sample in samples]
+    lengths = [_last(want) for want in wanted]
+    used = [i for i, length in enumerate(lengths) if length]
+    offsets = trie.flat_offsets(lengths)
+    ids = torch.tensor(list(chain.from_iterable(samples[i].input_ids[: lengths[i]] for i in used)), dtype=torch.int64)
+    forest = trie.build_forest(ids, offsets, impl=impl)
+    skip = len(samples) - len(used)  # samples without a target end in the root, before all others
+    forest = trie.Forest(forest.order[skip:].clone(), forest.shared[skip:].clone())
+    sizes = [lengths[i] for i in forest.order.tolist()]
+    pieces = cut(sizes, forest.shared.tolist(), max_tokens=max_tokens)
+    rows = trie.first_fit([piece.tokens for piece in pieces], max_tokens, impl=impl)
+    return Trees(ids, offsets, forest, wanted, pieces, rows)
+
+
+def cut(lengths: Sequence[int], shared: Sequence[int], *, max_tokens: int) -> list[Piece]:
+    """Pieces of at most `max_tokens` (or one sample), so that what later pieces repeat is least, and then the fewest.
+
+    lengths and shared of the samples of a forest, in its order. A cut before sample k repeats shared[k] tokens, so the
+    best sum over cuts follows from the best sums before; the samples that fit together with the last are a window that
+    only moves on.
+    """
+    new = [0, *accumulate(length - kept for length, kept in zip(lengths, shared, strict=True))]
+    best: list[tuple[int, int, int]] = [
+        (0, 0, 0)
+    ]  # for the first k samples: repeated tokens, pieces, start of the last
+    window: deque[int] = deque()  # starts of the last piece that may be best, by their sums
+    for k in range(len(lengths)):
+        if not shared[k]:
+            window.clear()  # a tree begins, and a piece with it: joining trees is the packer's work
+        candidate = (best[k][0] + shared[k], best[k][1] + 1)
+        while window and _begun(best, shared, window[-1]) > candidate:
+            window.pop()
+        window.append(k)
+        while window[0] < k and new[k + 1] - new[window[0]] + shared[window[0]] > max_tokens:
+            window.popleft()
+        best.append((*_begun(best, shared, window[0]), window[0]))
+    pieces: list[Piece] = []
+    stop = len(lengths)
+    while stop:
+        start = best[stop][2]
+        kept = [0, *shared[start + 1 : stop]]
+        depths = list(zip(lengths[start:stop], kept, strict=True))
+        tokens = sum(length - low for length, low in depths)
+        pairs = sum(length * (length + 1) // 2 - low * (low + 1) // 2 for length, low in depths)
+        pieces.append(Piece(start, stop, tokens, pairs))
+        stop = start
+    return pieces[::-1]
+
+
+def _begun(best: Sequence[tuple[int, int, int]], shared: Sequence[int], start: int) -> tuple[int, int]:
+    return best[start][0] + shared[start], best[start][1] + 1
+
+
+def tree_batches(
+    samples: Sequence[TrainSample], trees: Trees, *, impl: str = "auto"
+) -> tuple[list[PackedBatch], list[list[Place]]]:
+    """The packed rows, and where the targets of every sample stand in them."""
+    built = [_tree_batch(samples, trees, row, impl=impl) for row in trees.rows]
+    return [batch for batch, _ in built], [places for _, places in built]
+
+
+def _tree_batch(
+    samples: Sequence[TrainSample], trees: Trees, row: Sequence[int], *, impl: str
+) -> tuple[PackedBatch, list[Place]]:
+    chosen = [trees.pieces[i] for i in row]
+    order = torch.cat([trees.forest.order[piece.start : piece.stop] for piece in chosen])
+    shared = torch.cat([trees.forest.shared[piece.start : piece.stop] for piece in chosen])
+    shared[[0, *accumulate(piece.stop - piece.start for piece in chosen[:-1])]] = 0
+    rows = trie.tree_rows(trees.ids, trees.offsets, trie.Forest(order, shared), impl=impl)
+    names = order.tolist()
+    bounds = (0, *accumulate(piece.tokens for piece in chosen))
+    places, targets, starts = [], [], [0]
+    for name, first in zip(names, _starts(trees.offsets, order), strict=True):
+        positions = list(compress(range(len(trees.wanted[name])), trees.wanted[name]))
+        places.append(Place(name, starts[-1], positions))
+        targets.append(torch.tensor(positions, dtype=torch.int64) + (first - 1))
+        starts.append(starts[-1] + len(positions))
+    target_rows = rows.row_of[torch.cat(targets)]
+    columns = _Columns([samples[name] for name in names], [trees.wanted[name] for name in names])
+    batch = PackedBatch(
+        input_ids=rows.input_ids,
+        labels=columns.ints(lambda s: s.input_ids),
+        position_ids=rows.position_ids,
+        cu_seqlens=torch.tensor(bounds, dtype=torch.int32),
+        cu_seqlens_host=bounds,
+        kv_end=rows.kv_end,
+        loss_mask=columns.ints(lambda s: s.loss_mask).bool(),
+        rollout_logprobs=columns.floats(lambda s: s.rollout_logprobs),
+        old_logprobs=columns.optional(lambda s: s.old_logprobs, 0.0),
+        ref_logprobs=columns.optional(lambda s: s.ref_logprobs, 0.0),
+        advantages=columns.floats(lambda s: s.advantages),
+        token_weights=columns.floats(lambda s: s.token_weights or [math.nan if m else 0.0 for m in s.loss_mask]),
+        temperature=columns.floats(lambda s: [s.temperature] * len(s.input_ids))
+        if any(samples[name].temperature != 1.0 for name in names)
+        else None,
+        policy_version=columns.ints(lambda s: [s.policy_version] * len(s.input_ids)).int(),
+        trajectory_ids=tuple(samples[name].trajectory_id for name in names),
+        sequence_coeff=columns.optional(lambda s: s.sequence_coeff, 0.0),
+        value_targets=columns.optional(lambda s: s.value_targets, math.nan),
+        value_weight=columns.floats(lambda s: [s.value_weight] * len(s.input_ids))
+        if any(samples[name].value_targets for name in names)
+        else None,
+        target_rows=target_rows,
+        target_bounds=tuple(starts),
+        num_sample_tokens=sum(len(samples[name].input_ids) for name in names),
+    )
+    return batch, places
+
+
+def _starts(offsets: Tensor, order: Tensor) -> list[int]:
+    """Where each sample begins when those of `order` stand behind each other."""
+    lengths = offsets.diff()[order]
+    return (lengths.cumsum(0) - lengths).tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """The targets of some samples behind each other."""
+
+    samples: Sequence[TrainSample]
+    wanted: Sequence[Sequence[bool]]
+
+    def ints(self, get: Callable[[TrainSample], Sequence[int]]) -> Tensor:
+        return torch.tensor(list(self._values(get)), dtype=torch.int64)
+
+    def floats(self, get: Callable[[TrainSample], Sequence[float]]) -> Tensor:
+        return torch.tensor(list(self._values(get)), dtype=torch.float32)
+
+    def optional(self, get: Callable[[TrainSample], Sequence[float]], missing: float) -> Tensor | None:
+        if not any(get(sample) for sample in self.samples):
+            return None
+        return self.floats(lambda sample: get(sample) or [missing] * len(sample.input_ids))
+
+    def _values(self, get: Callable[[TrainSample], Sequence[float]]) -> Iterable[float]:
+        pairs = zip(self.samples, self.wanted, strict=True)
+        return chain.from_iterable(compress(get(sample), want) for sample, want in pairs)
+
+
+def _wanted(sample: TrainSample) -> list[bool]:
+    """The tokens something is asked about: trained ones, and first ones of a turn whose state has a value. Never the
+    first one: there is no state before it."""
+    if not sample.value_targets:
+        return sample.loss_mask
+    pairs = zip(sample.loss_mask[1:], sample.value_targets[1:], strict=True)
+    return [False, *(m or t == t for m, t in pairs)]  # NaN: no target
+
+
+def _last(wanted: Sequence[bool]) -> int:
+    """Index of the last target, which is the number of tokens before it; 0 without a target."""
+    return next((i for i in range(len(wanted) - 1, 0, -1) if wanted[i]), 0)
+
+
+def _check_events(samples: Sequence[TrainSample]) -> None:
+    """Every sampling event trains in one sample: copies of it are context."""
+    seen: dict[tuple[str, int], int] = {}
+    for index, sample in enumerate(samples):
+        for turn in set(compress(sample.turn_ids, sample.loss_mask)):
+            if seen.setdefault((sample.trajectory_id, turn), index) != index:
+                raise InvariantError(
+                    f"{sample.trajectory_id}: turn {turn} trains in two samples: mask it in those that repeat it"
+                )
