@@ -250,6 +250,9 @@ class PackedBatch:
     target_rows: Tensor | None = None  # [E] i64, rows of input_ids; None: target t belongs to row t
     target_bounds: tuple[int, ...] = ()  # with target_rows, on the host: targets of each sample, S + 1 borders
     num_sample_tokens: int = 0  # tokens of the samples one by one; more than T where trees share them; 0: T
+    # Under context parallelism: the rows [R, n] i64 of each rank. input_ids and position_ids are then those of this
+    # rank, as are the targets; kv_end is of all R n.
+    context_rows: Tensor | None = None
 
     @property
     def sample_bounds(self) -> tuple[int, ...]:

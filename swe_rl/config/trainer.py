@@ -11,6 +11,9 @@ from swe_rl.errors import ConfigError
 @dataclass(kw_only=True)
 class BatchingConfig:
     max_tokens_per_batch: int = 4096  # packed tokens of one micro-batch (PackedBatch)
+    # sequence (samples one by one) | tree (what samples share is computed once) | auto (whichever takes less time by
+    # the cost model of batching/layout.py)
+    layout: str = "sequence"
 
 
 @dataclass(kw_only=True)
@@ -30,6 +33,9 @@ class TrainerConfig:
     activation_checkpointing: bool = False
     fsdp: bool = False  # shard over all torchrun ranks; without it the ranks replicate
     head_impl: str = "auto"  # of ops.linear_policy_loss: auto | reference | cpu | triton
+    # Of the trainer's attention: sdpa (torch's, each document alone; torch backend only) | reference | cpu | triton (of
+    # ops.attention, trees too) | auto (sdpa for plain documents on a CPU, otherwise the best of ops.attention)
+    attention: str = "auto"
     # Only for backend=megatron; data parallelism is what these leave of the processes:
     tensor_parallel: int = 1  # with sequence parallelism
     context_parallel: int = 1
@@ -38,11 +44,12 @@ class TrainerConfig:
 
 
 MEGATRON_KEYS = ("tensor_parallel", "context_parallel", "pipeline_parallel", "offload")
-BATCHING_BOUNDS = Bounds(positive=("max_tokens_per_batch",))
+BATCHING_BOUNDS = Bounds(choices={"layout": ("sequence", "tree", "auto")}, positive=("max_tokens_per_batch",))
 BOUNDS = Bounds(
     choices={
         "backend": ("torch", "megatron"),
         "head_impl": ("auto", "reference", "cpu", "triton"),
+        "attention": ("auto", "sdpa", "reference", "cpu", "triton"),
         "optimizer": ("adamw", "muon"),
         "schedule": ("constant", "cosine"),
     },
@@ -68,6 +75,8 @@ def validate_trainer(cfg: TrainerConfig) -> None:
     for key in keys:
         if getattr(cfg, key) != getattr(TrainerConfig, key):
             raise ConfigError(f"trainer.{key} does nothing for trainer.backend={cfg.backend}: remove it")
+    if cfg.backend == "megatron" and cfg.attention == "sdpa":
+        raise ConfigError("trainer.attention=sdpa is not for trainer.backend=megatron: set it to auto")
     if cfg.backend == "megatron" and cfg.optimizer != "adamw":
         raise ConfigError(f"trainer.optimizer={cfg.optimizer} is not for trainer.backend=megatron: set it to adamw")
     if cfg.optimizer == "muon" and cfg.fsdp:
