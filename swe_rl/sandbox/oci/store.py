@@ -22,6 +22,7 @@ import functools
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +41,7 @@ from swe_rl.sandbox.oci.unpack import unpack_layer
 from swe_rl.sandbox.owner import owner_label
 
 _NAME_DIGITS = 24  # 96 bits; 128 of them fit into the options of mount(2)
+KEPT_FREE_BYTES = 1 << 30  # of the disk: an image must not fill what runs and their checkpoints write to
 _SHARED_FILES = {"hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n", "hostname": "sandbox\n"}
 _FOLDERS = ("layers", "images", "names", "use", "staging", "etc")
 
@@ -224,7 +226,13 @@ class ImageStore:
                 stored = DigestReader(raw)
                 with uncompressed(stored) as stream:  # type: ignore[arg-type]
                     plain = DigestReader(stream)
-                    done = unpack_layer(plain, tree, below=below, owner=self._chown_to())  # type: ignore[arg-type]
+                    done = unpack_layer(
+                        plain,  # type: ignore[arg-type]
+                        tree,
+                        below=below,
+                        owner=self._chown_to(),
+                        max_bytes=max(0, shutil.disk_usage(staging).free - KEPT_FREE_BYTES),
+                    )
                     plain.drain()
                 stored.drain()
             for found, expected in ((stored.digest, source.blob_digest), (plain.digest, source.diff_id)):

@@ -49,18 +49,24 @@ class Unpacked:
 
 
 def unpack_layer(
-    stream: BinaryIO, target: Path, *, below: Sequence[Path] = (), owner: tuple[int, int] | None = None
+    stream: BinaryIO,
+    target: Path,
+    *,
+    below: Sequence[Path] = (),
+    owner: tuple[int, int] | None = None,
+    max_bytes: int | None = None,
 ) -> Unpacked:
     """Unpacks an uncompressed tar stream into the empty directory `target`.
 
     `below`: the directories of the layers under this one, from top to bottom; a directory that the archive does not
     list takes its mode from there, and a hard link may name a file there. `owner`: uid and gid of all files, or None
-    for those of this process. Raises ImageError for an archive that is damaged or reaches out of the layer, OSError
-    when the machine fails.
+    for those of this process. `max_bytes`: of all files together; a few kilobytes can unpack to more than a disk holds.
+    Raises ImageError for an archive that is damaged, too large or reaches out of the layer, OSError when the machine
+    fails.
     """
     root = os.open(target, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        worker = _Unpacker(root, below, owner)
+        worker = _Unpacker(root, below, owner, max_bytes)
         with tarfile.open(
             fileobj=stream, mode="r|", bufsize=_COPY, tarinfo=_Entry, encoding="utf-8", errors="surrogateescape"
         ) as tar:
@@ -102,10 +108,10 @@ class _Directory:
 class _Unpacker:
     """Paths are relative to `root`. A directory in `_directories` was made here, and is safe to go through."""
 
-    def __init__(self, root: int, below: Sequence[Path], owner: tuple[int, int] | None) -> None:
+    def __init__(self, root: int, below: Sequence[Path], owner: tuple[int, int] | None, max_bytes: int | None) -> None:
         self.size_bytes = self.num_entries = 0
         self.notes: dict[str, None] = {}
-        self._root, self._below, self._owner = root, below, owner
+        self._root, self._below, self._owner, self._max_bytes = root, below, owner, max_bytes
         self._opaque: set[str] = set()
         self._whiteouts: set[str] = set()
         self._directories: dict[str, _Directory] = {"": self._inherited("")}
@@ -212,6 +218,7 @@ class _Unpacker:
     # ---- files ----------------------------------------------------------------------------------------------
 
     def _add_file(self, path: str, member: tarfile.TarInfo, tar: tarfile.TarFile) -> None:
+        self._count_bytes(member.size)
         self._make_room(path)
         source: IO[bytes] | None = tar.extractfile(member)
         assert source is not None  # it is a regular file
@@ -222,7 +229,13 @@ class _Unpacker:
             if file.tell() != member.size:
                 raise ImageError(f"the archive ends within {_shown(path)}")
             self._finish_fd(fd, member.mode & 0o7777, _mtime_ns(member), self._xattrs(member, path))
-        self.size_bytes += member.size
+
+    def _count_bytes(self, size: int) -> None:
+        self.size_bytes += size
+        if self._max_bytes is not None and self.size_bytes > self._max_bytes:
+            raise ImageError(
+                f"it unpacks to more than {self._max_bytes / 2**30:.1f} GiB, which is all there is room for"
+            )
 
     def _link(self, path: str, member: tarfile.TarInfo) -> None:
         """Mode and time of the entry count for the file, as for every engine; archivers repeat those of the file."""
@@ -242,6 +255,7 @@ class _Unpacker:
         found = lookup.find(self._below, path) if path not in self._whiteouts else None
         if found is None or not stat.S_ISREG(found.lstat().st_mode):
             raise ImageError(f"a hard link leads to {_shown(path)}, which is no file of the image")
+        self._count_bytes(found.stat().st_size)
         self._make_room(path)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=self._root)
         with open(found, "rb") as source, open(fd, "wb") as file:

@@ -14,7 +14,7 @@ import torch
 from real_parts import require
 
 from swe_rl.agents import FORMATS, ChatRenderer
-from swe_rl.config import AlgoConfig, ModelConfig, TrainConfig
+from swe_rl.config import AlgoConfig, BatchingConfig, ModelConfig, PhaseConfig, TrainConfig, TrainerConfig
 from swe_rl.errors import SandboxUnavailable
 from swe_rl.models.nano import build_model
 from swe_rl.rollout import Collector
@@ -24,6 +24,8 @@ from swe_rl.sandbox import SandboxPool, open_sandbox
 from swe_rl.tasks import load_tasks
 from swe_rl.tasks.oracle import oracle_replacements
 from swe_rl.testing import ByteTokenizer, FaultInjector, ScriptedPolicy
+from swe_rl.training.step_batches import optimizer_steps, packed_step
+from swe_rl.training.torch_backend import TorchBackend
 from swe_rl.types import SandboxSpec, Task, TrajectoryGroup
 
 XML = FORMATS["xml"]
@@ -92,18 +94,20 @@ def trained(groups: list[TrajectoryGroup]) -> StepSamples:
 
 
 def gradients(samples: StepSamples) -> dict[str, torch.Tensor]:
-    """Of a plain policy-gradient loss of a tiny model over these samples, in plain torch."""
+    """Of the real backend with a tiny model: the gradient of one optimiser step and, as "stepped/...", its weights."""
     size = ModelConfig(
         hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=1, intermediate_size=24, vocab_size=259, init_seed=0
     )
-    model = build_model(size)
-    for sample in samples.samples:
-        ids = torch.tensor(sample.input_ids)
-        logits = model(input_ids=ids[None, :-1], position_ids=torch.arange(len(ids) - 1)[None]).logits[0]
-        logprobs = logits.log_softmax(-1).gather(1, ids[1:, None])[:, 0]
-        weights = torch.tensor(sample.advantages[1:]) * torch.tensor(sample.loss_mask[1:])
-        (-(logprobs * weights).sum() / 1000).backward()
-    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    phase = PhaseConfig(name="rl", data="rollouts", steps=1)
+    cfg = TrainConfig(algo=AlgoConfig(drop_uniform_groups=False), batching=BatchingConfig(max_tokens_per_batch=60_000))
+    cfg.agent.max_context_tokens = 60_000
+    trainer = TorchBackend(build_model(size), TrainerConfig(), algo=cfg.algo)
+    (part,) = optimizer_steps(samples.samples, phase, cfg, step=0, backend=trainer).parts
+    packed = packed_step(part, phase, cfg, backend=trainer)
+    trainer.backward(packed, objective="policy_gradient")
+    found = {name: gradient.clone() for name, gradient in trainer.gradients().items()}
+    assert not trainer.train_step(packed, learning_rate=1e-3).skipped
+    return found | {f"stepped/{name}": weight.clone() for name, weight in trainer.weights().items()}
 
 
 @pytest.mark.slow
@@ -129,7 +133,7 @@ async def test_five_per_cent_of_faults_change_nothing_that_is_trained(tmp_path: 
     one, other = gradients(before), gradients(after)
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
-    assert sum(float(gradient.abs().sum()) for gradient in one.values()) > 0
+    assert all(float(value.abs().sum()) > 0 for name, value in one.items() if "stepped/" not in name)
     print(
         f"\n{faults.operations} operations, injected {dict(faults.injected)}, {faults.counts['replays']} replays of "
         f"{faults.counts['replayed_actions']} actions, {faults.counts['replay_mismatches']} outputs differ"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -20,7 +21,7 @@ from swe_rl.sandbox.oci import gc, names
 from swe_rl.sandbox.oci.image_config import Image
 from swe_rl.sandbox.oci.machine import has_sys_admin
 from swe_rl.sandbox.oci.sources import open_source
-from swe_rl.sandbox.oci.store import ImageStore
+from swe_rl.sandbox.oci.store import KEPT_FREE_BYTES, ImageStore
 
 SH = (
     build.folder("bin"),
@@ -58,6 +59,20 @@ def test_names() -> None:
             names.normal_name(bad)
     assert names.digest_prefix("sha256:" + "a" * 64) == names.digest_prefix("x@sha256:" + "a" * 64) == "a" * 64
     assert (names.digest_prefix("abc"), names.digest_prefix("python")) == ("", "")
+
+
+def test_image_that_would_fill_the_disk(store: ImageStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "source"
+    tiny(build.entry("zeros", bytes(3000))).save(source)
+    room = 2000
+    usage = shutil.disk_usage(tmp_path)._replace(free=KEPT_FREE_BYTES + room)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(ImageError, match="unpacks to more than"):
+        add(store, source)
+    assert not list(store.root.glob("images/*"))
+    assert not [path for path in store.root.glob("staging/*") if path.is_dir()]
+    usage = usage._replace(free=KEPT_FREE_BYTES + room + 3000)
+    assert add(store, source).size_bytes > 3000
 
 
 @pytest.mark.parametrize("form", ["save", "gzipped save", "layout", "plain layout", "nested layout", "layout archive"])

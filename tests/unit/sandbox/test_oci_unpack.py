@@ -208,6 +208,21 @@ def test_hostile_archives_end_in_one_line(tmp_path: Path, case: str) -> None:
     assert not Path("/tmp/escape").exists()
 
 
+def test_small_archive_that_unpacks_to_too_much(tmp_path: Path, two: list[Path]) -> None:
+    data = build.layer(
+        build.entry("a", b"x" * 600), build.entry("b", b"y" * 400), build.hardlink("passwd", "etc/passwd")
+    )
+    size = 1000 + len(b"root:x:0:0::/root:/bin/sh\n")  # a link to a lower layer copies the file
+    for max_bytes, fits in ((size, True), (size - 1, False), (999, False), (0, False)):
+        target = tmp_path / f"l{max_bytes}"
+        target.mkdir()
+        if fits:
+            assert unpack_layer(io.BytesIO(data), target, below=two, max_bytes=max_bytes).size_bytes == size
+            continue
+        with pytest.raises(ImageError, match=r"unpacks to more than 0\.0 GiB"):
+            unpack_layer(io.BytesIO(data), target, below=two, max_bytes=max_bytes)
+
+
 def test_cut_archive_is_noticed(tmp_path: Path) -> None:
     data = build.layer(build.entry("f", b"x" * 100_000))
     with pytest.raises(ImageError, match="damaged"):
