@@ -1,0 +1,116 @@
+"""What a gloo rank does in test_context_parallel: attention of its rows, and its gradients to a file.
+
+Run as a script: `python context_parallel_worker.py FOLDER KIND SIZE...` starts SIZE ranks, for one size after the
+other; each works through `jobs(KIND)` and writes FOLDER/SIZE-RANK.pt. Ranks are forks: torch is imported once.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import sys
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from swe_rl.batching.cp_split import place_rows
+from swe_rl.ops import trie
+from swe_rl.ops.context_parallel import SCHEMES, context_attention
+
+HEADS = {"gather": (4, 2), "ring": (4, 2), "heads": (8, 2)}  # query and key heads; key heads fewer than ranks at size 4
+HEAD_DIM = 8
+LONG = 32_768
+
+
+@dataclass(frozen=True)
+class Job:
+    scheme: str
+    mask: str
+    placement: str
+    dtype: torch.dtype
+
+    def kv_end(self) -> Tensor:
+        if self.mask == "one":
+            return torch.full((53,), 53, dtype=torch.int32)
+        if self.mask == "documents":  # the first ones shorter than the number of ranks
+            lengths = (1, 2, 3, 1, 40, 17, 2, 29)
+            ends = torch.tensor(list(accumulate(lengths)), dtype=torch.int32)
+            return ends.repeat_interleave(torch.tensor(lengths))
+        if self.mask == "long":
+            return torch.full((LONG,), LONG, dtype=torch.int32)
+        rng = random.Random(3)
+        samples: list[list[int]] = []
+        for _ in range(14):
+            before = rng.choice(samples) if samples and rng.random() < 0.8 else []
+            samples.append([*before[: rng.randrange(len(before) + 1)], *(rng.randrange(99) for _ in range(9))])
+        ids = torch.tensor([i for sample in samples for i in sample])
+        offsets = trie.flat_offsets([len(sample) for sample in samples])
+        return trie.tree_rows(ids, offsets, trie.build_forest(ids, offsets)).kv_end
+
+    def placed(self, size: int) -> tuple[Tensor, Tensor]:
+        block = 512 if self.mask == "long" else 4
+        return place_rows(self.kv_end(), num_ranks=size, placement=self.placement, block_tokens=block)
+
+    def tensors(self, size: int) -> list[Tensor]:
+        """q, k, v and the gradient of out, of all rows with padding; what stands on padding is large."""
+        rows = self.placed(size)[1].shape[0]
+        tokens = len(self.kv_end())
+        generator = torch.Generator().manual_seed(tokens)
+        query_heads, key_heads = HEADS[self.scheme]
+        made = []
+        for heads in (query_heads, key_heads, key_heads, query_heads):
+            full = torch.full((rows, heads, HEAD_DIM), 7.0, dtype=torch.float64)
+            full[:tokens] = torch.randn(tokens, heads, HEAD_DIM, generator=generator, dtype=torch.float64)
+            made.append(full.to(self.dtype))
+        return made
+
+
+def jobs(kind: str) -> list[Job]:
+    """Of "short" and of "long"."""
+    if kind == "long":
+        return [Job(scheme, "long", "work", torch.float32) for scheme in SCHEMES]
+    masks = ("one", "documents", "tree")
+    made = [Job(s, m, "work", d) for s in SCHEMES for m in masks for d in (torch.float64, torch.float32)]
+    return made + [Job(s, "one", "zigzag", torch.float64) for s in SCHEMES]
+
+
+def run(job: Job, rank: int, size: int) -> list[Tensor]:
+    """out, dq, dk, dv of this rank's rows."""
+    placement, kv_end = job.placed(size)
+    *inputs, grad = (t[placement[rank]].clone() for t in job.tensors(size))
+    for tensor in inputs:
+        tensor.requires_grad_()
+    out = context_attention(
+        *inputs, kv_end=kv_end, placement=placement, group=dist.group.WORLD, scheme=job.scheme, scale=0.4
+    )
+    out.backward(grad)
+    return [out.detach(), *(tensor.grad for tensor in inputs)]
+
+
+def run_rank(folder: Path, kind: str, rank: int, size: int) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder / f'store-{size}'}", rank=rank, world_size=size)
+    torch.save([run(job, rank, size) for job in jobs(kind)], folder / f"{size}-{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    folder, kind, sizes = Path(sys.argv[1]), sys.argv[2], [int(size) for size in sys.argv[3:]]
+    torch.set_num_threads(1)
+    context = multiprocessing.get_context("fork")
+    for size in sizes:
+        ranks = [context.Process(target=run_rank, args=(folder, kind, rank, size)) for rank in range(size)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join()
+        if any(process.exitcode for process in ranks):
+            sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
