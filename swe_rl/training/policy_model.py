@@ -96,12 +96,12 @@ class PolicyModel(nn.Module):
         value_rows: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """With `algo`: (loss scalar, stats of ops.linear_policy_loss and sums of the value loss). Without: (logprobs
-        [T] of `rows`, {}), or with `value_rows` the (values [T], {}) there; NaN elsewhere.
+        [T] of `rows`, {}), or with `value_rows` the (values [T], {}) there; NaN elsewhere. Of trees [E] for [T].
 
         rows i64 are the indices of batch.loss_mask, value_rows those of finite batch.value_targets, found on the host
         so that a GPU is not waited for; head_impl is `impl` of the head's operations.
         """
-        hidden = packed_forward(self.model, batch)
+        hidden = target_hidden(packed_forward(self.model, batch), batch)
         weight = head_weight(self.model)
         if algo is None:
             if value_rows is not None:
@@ -145,6 +145,14 @@ class PolicyModel(nn.Module):
             "num_values": values.new_tensor(float(len(rows))),
         }
         return (squared * weights).sum(), sums
+
+
+def target_hidden(hidden: Tensor, batch: PackedBatch) -> Tensor:
+    """The hidden state before each target: hidden [T, H] itself, or [E, H] in trees, where a row may have several.
+
+    By indexing, whose gradient sums rows in a fixed order on a GPU too; index_select would add atomically.
+    """
+    return hidden if batch.target_rows is None else hidden[batch.target_rows]
 
 
 def _terms(batch: PackedBatch, algo: AlgoConfig, objective: str, *, trains: bool) -> Any:

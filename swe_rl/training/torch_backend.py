@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from swe_rl.batching import empty_batch
 from swe_rl.config import AlgoConfig, TrainerConfig
 from swe_rl.errors import ConfigError, InvariantError
+from swe_rl.models.costs import pair_cost
 from swe_rl.training import mesh
 from swe_rl.training.masters import FULL_PRECISION, MasterWeights, full_tensor, sum_gradients
 from swe_rl.training.model_setup import broadcast, cast, set_checkpointing, switch_dropout_off
@@ -64,6 +65,7 @@ class TorchBackend:
         switch_dropout_off(model)
         model.to(self.device)  # type: ignore[arg-type]
         self.policy = PolicyModel(model)
+        self.pair_cost = pair_cost(model)
         self._prepare(dtype or next(model.parameters()).dtype)
         self.new_phase(cfg, algo=algo, objective=objective)
 
