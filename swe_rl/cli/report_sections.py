@@ -29,6 +29,7 @@ CURVES: tuple[Curve, ...] = (
     Curve("drift between engine and trainer (nats)", ("train/kl_rollout",)),
     Curve("engine against trainer: mean |Δ logprob|", ("train/logprob_abs_diff",)),
     Curve("tokens per second (training)", ("train/tokens_per_s",)),
+    Curve("tokens of the samples / tokens computed (trees)", ("train/tree_token_ratio",)),
     Curve("tokens per second (generation)", ("engine/tokens_per_s",)),
     Curve("share of clipped ratios", ("train/ratio_clip_frac",)),
 )
