@@ -64,7 +64,7 @@ def validate_reward(cfg: RewardConfig, task: TaskConfig, *, advantage: str) -> N
 
 def validate_game(task: TaskConfig, agent: AgentConfig) -> None:
     """A game has its own prompt and tools. ConfigError names the key that would do nothing."""
-    for key in ("toolset", "memory_tools", "ask_human", "question_cost", "prompt"):
+    for key in ("toolset", "memory_tools", "ask_human", "question_cost", "abstain", "prompt"):
         default = getattr(AgentConfig(), key)
         if task.source in GAMES and getattr(agent, key) != default:
             raise ConfigError(
