@@ -36,6 +36,16 @@ COMMANDS: dict[str, Command] = {
         "imitate the rollouts that pass the hidden tests",
         "swe-rl rft init_weights=runs/RUN/phases/warm_start phases.0.num_tasks=200",
     ),
+    "eval": Command(
+        "swe_rl.cli.eval:main",
+        "measure a policy on tasks; compare, show and import evaluations",
+        "swe-rl eval policy=runs/RUN eval.samples_per_task=4",
+    ),
+    "verify": Command(
+        "swe_rl.cli.verify:main",
+        "verifiers: train one, score candidates, choose among them",
+        "swe-rl verify select runs/RUN --by hybrid",
+    ),
     "tasks": Command(
         "swe_rl.cli.tasks:main",
         "build and describe bug-fix tasks",
@@ -44,6 +54,16 @@ COMMANDS: dict[str, Command] = {
     "sandbox": Command("swe_rl.cli.sandbox:main", "measure, enter and clean up sandboxes", "swe-rl sandbox bench"),
     "rollout": Command(
         "swe_rl.cli.rollout:main", "replay recorded episodes token by token", "swe-rl rollout --show runs/RUN"
+    ),
+    "plan": Command(
+        "swe_rl.cli.plan:main",
+        "memory and time of a recipe on a cluster, and the layouts that fit",
+        "swe-rl plan experiment=deepswe cluster=h100_8x8",
+    ),
+    "convert": Command(
+        "swe_rl.cli.convert:main",
+        "models between Hugging Face directories and Megatron ranks",
+        "swe-rl convert Qwen3-32B ranks --tensor-parallel 8 --pipeline-parallel 2",
     ),
     "report": Command("swe_rl.cli.report:main", "render a run directory as one HTML file", "swe-rl report runs/RUN"),
     "doctor": Command("swe_rl.cli.doctor:main", "check what this machine has and lacks", "swe-rl doctor"),

@@ -117,6 +117,8 @@ def decoder(path: Path, config: dict[str, Any], tokenizer: str | None) -> Decode
         loaded = read_tokenizer(tokenizer)
     elif stored:
         loaded = read_tokenizer(str(stored[-1].parent))
+    elif config.get("policy") and (folder := _policy_folder(config["policy"])) is not None:  # of an evaluation
+        loaded = read_tokenizer(str(folder))
     elif config.get("model"):
         from swe_rl.models import nano_corpus
 
@@ -131,6 +133,13 @@ def decoder(path: Path, config: dict[str, Any], tokenizer: str | None) -> Decode
     else:
         raise ConfigError(f"{path} says nothing about its tokenizer: give --tokenizer DIR")
     return lambda ids: str(loaded.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def _policy_folder(policy: str) -> Path | None:
+    """The model directory that an evaluation was of, if it was of one."""
+    from swe_rl.cli.eval_policy import weights_of
+
+    return weights_of(policy)
 
 
 def summary(trajectory: Trajectory) -> str:

@@ -25,6 +25,8 @@ class AgentConfig:
     memory_tools: list[str] = field(default_factory=list)  # of plan, note: added to the toolset
     ask_human: str = "off"  # off | scripted (task.meta["answers"]) | terminal: adds a tool of that name
     question_cost: float = 0.0  # taken off the reward for each question
+    abstain: bool = False  # adds a tool that ends the episode without an answer
+    abstain_reward: float = 0.0  # of an episode that ended so; between a failure's and a success's to be of use
     prompt: str = "nano"  # a prompt of swe_rl/agents/prompts
     action_format: str = "xml"  # xml | hermes | fence
     # Of models that think (Qwen3, GPT-OSS): accumulated keeps every thought in the context, as for models that do
@@ -83,6 +85,8 @@ def validate_agent(cfg: AgentConfig) -> None:
         raise ConfigError(
             f"agent.question_cost={cfg.question_cost} does nothing with agent.ask_human=off: set that, or no cost"
         )
+    if cfg.abstain_reward and not cfg.abstain:
+        raise ConfigError(f"agent.abstain_reward={cfg.abstain_reward} does nothing with agent.abstain=false: set that")
     if cfg.drop_from_tokens and not cfg.keep_observations:
         raise ConfigError(
             f"agent.drop_from_tokens={cfg.drop_from_tokens} does nothing with agent.keep_observations=0: set that"

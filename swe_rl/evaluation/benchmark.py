@@ -10,22 +10,12 @@ from statistics import fmean
 from typing import Any
 
 from swe_rl.errors import SweRlError
-from swe_rl.evaluation.statistics import clustered_mean, pass_at_k
+from swe_rl.evaluation.attempt import Attempt, attempt_of
+from swe_rl.evaluation.statistics import clustered_mean, mean_of_runs, pass_at_k, rate_interval
 from swe_rl.rollout.collector import Collector
-from swe_rl.types import Task, Trajectory
+from swe_rl.types import Task
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """What a result needs of one rollout; small, so that ranks can exchange it."""
-
-    task_id: str
-    kind: str
-    passed: bool
-    stop_reason: str
-    num_turns: int
-    num_sampled_tokens: int
-    num_format_errors: int
+COSTS = ("num_turns", "num_commands", "num_sampled_tokens", "num_tokens", "seconds")  # of Attempt, reported as means
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +49,13 @@ class EvalResult:
         """Standard error of `success`, clustered by task; nan below two tasks."""
         return clustered_mean(self.by_task)[1]
 
+    @property
+    def run_means(self) -> list[float]:
+        """Success of each run: the first attempts at all tasks, the second ones, and so on, as long as no task lacks
+        one."""
+        shortest = min((len(values) for values in self.by_task.values()), default=0)
+        return [fmean(values[run] for values in self.by_task.values()) for run in range(shortest)]
+
     def pass_at(self, k: int) -> tuple[float, float]:
         """(pass@k, its standard error) over the tasks with at least k attempts."""
         rates = {
@@ -68,15 +65,28 @@ class EvalResult:
         }
         return clustered_mean(rates)
 
+    def curve(self) -> dict[int, tuple[float, float, float]]:
+        """k -> (pass@k, low, high) with 95 % intervals over tasks, for the powers of two and the number of attempts
+        that every task has."""
+        most = min((len(values) for values in self.by_task.values()), default=0)
+        found = {}
+        for k in sorted({*(2**i for i in range(most.bit_length()) if 2**i <= most), most} - {0}):
+            rate, error = self.pass_at(k)
+            found[k] = (rate, *rate_interval(rate, error, self.num_tasks))
+        return found
+
+    def parts(self, key: str) -> dict[str, EvalResult]:
+        """The results of the attempts that agree in a field of Attempt: kind, repository, difficulty."""
+        found: dict[str, list[Attempt]] = {}
+        for attempt in self.attempts:
+            found.setdefault(getattr(attempt, key), []).append(attempt)
+        return {
+            name: EvalResult(split=self.split, mode=self.mode, attempts=found[name]) for name in sorted(found) if name
+        }
+
     def by_kind(self) -> dict[str, tuple[float, float]]:
         """(pass@1, standard error) per kind of task."""
-        kinds = sorted({attempt.kind for attempt in self.attempts})
-        parts = {kind: [attempt for attempt in self.attempts if attempt.kind == kind] for kind in kinds}
-        found = {}
-        for kind, attempts in parts.items():
-            part = EvalResult(split=self.split, mode=self.mode, attempts=attempts)
-            found[kind] = (part.success, part.stderr)
-        return found
+        return {name: (part.success, part.stderr) for name, part in self.parts("kind").items()}
 
     def as_row(self) -> dict[str, Any]:
         """JSON-able summary; `by_task` allows paired comparisons later."""
@@ -97,6 +107,21 @@ class EvalResult:
             "by_kind": {kind: list(value) for kind, value in self.by_kind().items()},
             "by_task": self.by_task,
         }
+
+    def as_report(self) -> dict[str, Any]:
+        """`as_row` with all that `swe-rl eval` tells: intervals, runs, pass@k, costs, outcomes and parts."""
+        row = self.as_row()
+        row["interval"] = list(rate_interval(self.success, self.stderr, self.num_tasks))
+        row["run_means"] = self.run_means
+        row["run_stderr"] = mean_of_runs(self.run_means)[1]
+        row["pass_at"] = {str(k): list(values) for k, values in self.curve().items()}
+        row["cost"] = {key: fmean(getattr(a, key) for a in self.attempts) if self.attempts else 0.0 for key in COSTS}
+        row["outcomes"] = dict(Counter(attempt.outcome for attempt in self.attempts))
+        for key in ("repository", "difficulty", "kind"):
+            row[f"by_{key}"] = {
+                name: [part.success, part.stderr, part.num_tasks] for name, part in self.parts(key).items()
+            }
+        return row
 
 
 async def evaluate(
@@ -122,10 +147,11 @@ async def evaluate(
     groups = collector.groups(
         tasks, group_size=samples_per_task, phase=name, step=step, temperature=temperature, ordered=True
     )
-    kinds = {task.task_id: task.kind for task in tasks}
+    by_id = {task.task_id: task for task in tasks}
     async with aclosing(groups):
         async for group in groups:
-            attempts += [_attempt(item, kinds[group.task_id]) for item in group.trajectories]
+            task = by_id[group.task_id]
+            attempts += [attempt_of(item, task, run=run) for run, item in enumerate(group.trajectories)]
             lost += samples_per_task - len(group.trajectories)
     found: list[tuple[list[Attempt], int]] = gather([(attempts, lost)])
     all_attempts = [attempt for part, _ in found for attempt in part]
@@ -134,20 +160,3 @@ async def evaluate(
         why = f", the last to {collector.stats.last_loss}" if collector.stats.last_loss else ""
         raise SweRlError(f"evaluation {name}: all {num_lost} attempts were lost to the machine{why}")
     return EvalResult(split=split, mode=mode, attempts=all_attempts, num_lost=num_lost)
-
-
-def is_resolved(trajectory: Trajectory) -> bool:
-    """All required hidden tests passed."""
-    return trajectory.reward is not None and trajectory.reward.solved
-
-
-def _attempt(trajectory: Trajectory, kind: str) -> Attempt:
-    return Attempt(
-        task_id=trajectory.task_id,
-        kind=kind,
-        passed=is_resolved(trajectory),
-        stop_reason=str(trajectory.stop_reason),
-        num_turns=len(trajectory.turns),
-        num_sampled_tokens=trajectory.num_sampled_tokens,
-        num_format_errors=sum(turn.format_error for turn in trajectory.turns),
-    )

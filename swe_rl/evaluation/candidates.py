@@ -35,6 +35,7 @@ class Candidate:
     patch_digest: str = ""  # equal exactly for equivalent patches of one task
     num_turns: int = 0
     num_tokens: int = 0  # sampled
+    num_context_tokens: int = 0  # all that the episode holds: prompt, sampled, observations
     seconds: float = 0.0  # of the episode
     stop_reason: str = ""
     mean_logprob: float | None = None  # of the sampled tokens: minus an estimate of the policy's entropy, nats
@@ -76,6 +77,7 @@ def candidate_of(trajectory: Trajectory, task: Task) -> Candidate:
         patch_digest=patch_digest(trajectory.patch or b"", base=task.tree),
         num_turns=len(trajectory.turns),
         num_tokens=trajectory.num_sampled_tokens,
+        num_context_tokens=len(trajectory.token_ids),
         seconds=trajectory.timings_s.get("episode", 0.0),
         stop_reason=str(trajectory.stop_reason),
         mean_logprob=math.fsum(logprobs) / len(logprobs) if logprobs else None,

@@ -21,14 +21,18 @@ _HUNK = re.compile(rb"^@@ -\d+(?:,\d+)? \+\d+(?:,\d+)? @@.*$", re.MULTILINE)
 
 
 def normal_patch(patch: bytes) -> bytes:
-    """The diff with its files in order of name, without object names; unchanged where it is not understood."""
+    """The diff with its files in order of name, without object names (binary parts keep theirs: they do not apply
+    without); unchanged where it is not understood."""
     if not patch:
         return b""
     try:
         parts = split_patch(patch)
     except PatchError:
         return patch
-    return b"".join(_NOISE.sub(b"", part.data) for part in sorted(parts, key=lambda part: part.paths))
+    ordered = sorted(parts, key=lambda part: part.paths)
+    return b"".join(
+        part.data if b"\nGIT binary patch\n" in part.data else _NOISE.sub(b"", part.data) for part in ordered
+    )
 
 
 def patch_digest(patch: bytes, *, base: Mapping[str, bytes] | None = None) -> str:

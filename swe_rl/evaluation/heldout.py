@@ -18,12 +18,14 @@ async def evaluate_splits(
     *,
     name: str,
     limit: int = 0,
+    temperature: float = 1.0,
     own_part: Callable[[Sequence[Task]], list[Task]] = list,
     gather: Callable[[list[Any]], list[Any]] = list,
     begin: Callable[[str, int], None] = lambda label, rollouts: None,
     interrupted: Callable[[], Awaitable[bool]],
 ) -> list[EvalResult] | None:
-    """One result per split and mode, of at most `limit` tasks (0: all); None when interrupted on the way.
+    """One result per split and mode, of at most `limit` tasks (0: all); None when interrupted on the way. `temperature`
+    is that of the mode "sampled".
 
     `own_part` picks this rank's tasks, `gather` concatenates lists over ranks, `begin` hears a label and the number of
     rollouts before each part. `interrupted` must answer the same on every rank. Collective under torchrun.
@@ -31,8 +33,8 @@ async def evaluate_splits(
     results: list[EvalResult] = []
     for split, tasks in splits.items():
         chosen = tasks[: limit or len(tasks)]
-        for mode, temperature, count, samples in (
-            ("sampled", 1.0, len(chosen), cfg.samples_per_task),
+        for mode, heat, count, samples in (
+            ("sampled", temperature, len(chosen), cfg.samples_per_task),
             ("greedy", 0.0, cfg.greedy_tasks, 1),
         ):
             if not count:
@@ -48,7 +50,7 @@ async def evaluate_splits(
                 mode=mode,
                 name=f"eval-{name}-{split}-{mode}",
                 samples_per_task=samples,
-                temperature=temperature,
+                temperature=heat,
                 gather=gather,
             )
             results.append(result)

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from swe_rl.agents.episode import run_episode
 from swe_rl.agents.formats import ActionFormat
 from swe_rl.agents.rendering import Renderer
+from swe_rl.agents.toolsets.abstain import abstained_reward
 from swe_rl.agents.toolsets.human import charge_questions
 from swe_rl.config import AgentConfig
 from swe_rl.errors import PatchError, SandboxError, SandboxUnavailable
@@ -88,6 +89,9 @@ class RolloutRunner:
             return trajectory
         if trajectory.stop_reason in self._parts.untested:
             return replace(trajectory, reward=_failed(task, "untested"))
+        if trajectory.stop_reason is StopReason.ABSTAINED:
+            value = self._parts.limits.abstain_reward
+            return replace(trajectory, reward=abstained_reward(task, value=value))
         start = time.monotonic()
         try:
             reward = await self._parts.grade(task, trajectory.patch)

@@ -13,11 +13,18 @@ import pytest
 from source_tree import ROOT
 
 from swe_rl.cli.dispatch import COMMANDS
+from swe_rl.cli.eval import WORDS as EVAL_WORDS
+from swe_rl.cli.eval_policy import spelt_out
 from swe_rl.cli.hydra_entry import compose_config, parse_options
 from swe_rl.config import TrainConfig, validate
+from swe_rl.config.evaluation import EvaluationConfig, validate_evaluation
 
 CONF = ROOT / "conf"
-ROOTS = {"train": "swe_rl.config:TrainConfig", "rft": "swe_rl.config:TrainConfig"}  # root file -> its schema
+ROOTS = {  # root file -> its schema
+    "train": "swe_rl.config:TrainConfig",
+    "rft": "swe_rl.config:TrainConfig",
+    "eval": "swe_rl.config.evaluation:EvaluationConfig",
+}
 
 
 def schema_of(root: str) -> type[Any]:
@@ -95,15 +102,17 @@ def test_the_readme_has_one_command_that_trains_and_one_that_tests() -> None:
 
 
 def test_every_command_in_the_readme_exists_and_composes() -> None:
-    schemas = {"train": TrainConfig, "rft": TrainConfig}
+    schemas = {"train": (TrainConfig, validate), "rft": (TrainConfig, validate)}
+    schemas["eval"] = (EvaluationConfig, validate_evaluation)
     for line in readme_lines():
         for call in re.findall(r"(?:swe-rl|-m swe_rl) ([a-z]+[^&|;#\n]*)", line):
             name, *words = shlex.split(call)
             assert name in COMMANDS, line
-            if name in schemas and not any("..." in word for word in words):
+            if name in schemas and words[:1] not in [[word] for word in EVAL_WORDS] and "..." not in "".join(words):
                 options = parse_options(words)
+                schema, check = schemas[name]
                 if not options.multirun:
-                    validate(compose_config(schemas[name], name, options.overrides))
+                    check(compose_config(schema, name, spelt_out(options.overrides)))
 
 
 def test_ci_runs_the_test_command_of_the_readme() -> None:

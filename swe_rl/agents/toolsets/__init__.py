@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from swe_rl.agents.toolset import Tool, Toolset
+from swe_rl.agents.toolsets.abstain import ABSTAIN
 from swe_rl.agents.toolsets.bash import BASH_ONLY
 from swe_rl.agents.toolsets.human import ASK_HUMAN
 from swe_rl.agents.toolsets.memory import NOTE, PLAN
@@ -24,7 +25,9 @@ MEMORY_TOOLS: dict[str, Tool] = {"plan": PLAN, "note": NOTE}
 
 def make_toolset(cfg: AgentConfig) -> Toolset:
     """The toolset that the configuration names, with its optional tools."""
-    extra = [MEMORY_TOOLS[name] for name in cfg.memory_tools] + ([ASK_HUMAN] if cfg.ask_human != "off" else [])
+    extra = [MEMORY_TOOLS[name] for name in cfg.memory_tools]
+    extra += [ASK_HUMAN] if cfg.ask_human != "off" else []
+    extra += [ABSTAIN] if cfg.abstain else []
     return TOOLSETS[cfg.toolset].extended(*extra)
 
 

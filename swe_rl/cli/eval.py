@@ -1,0 +1,76 @@
+"""`swe-rl eval`: a policy on tasks, n times each. Also compares runs, shows one, and imports those of other systems."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import os
+import signal
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from swe_rl.cli.hydra_entry import Composed, hydra_main
+from swe_rl.config.evaluation import EvaluationConfig, validate_evaluation
+
+if TYPE_CHECKING:
+    from swe_rl.cli.eval_run import Evaluation
+
+WORDS = {  # first word -> what else the command does
+    "compare": "swe_rl.cli.eval_compare:main",
+    "show": "swe_rl.cli.eval_show:main",
+    "import": "swe_rl.cli.eval_import:main",
+}
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Entry point of the command; returns the exit code. Raises ConfigError for bad input."""
+    if argv and argv[0] in WORDS:
+        module, function = WORDS[argv[0]].split(":")
+        other: Callable[[Sequence[str]], int] = getattr(importlib.import_module(module), function)
+        return other(argv[1:])
+    from swe_rl.cli.eval_policy import spelt_out, with_settings_of_run
+
+    return hydra_main(
+        spelt_out(with_settings_of_run(argv)),
+        command="eval",
+        schema=EvaluationConfig,
+        config_name="eval",
+        run=run_evaluation,
+        validate=validate_evaluation,
+    )
+
+
+def run_evaluation(composed: Composed[EvaluationConfig]) -> int:
+    """Evaluates as a checked configuration says and returns the exit code."""
+    logging.getLogger("swe_rl").setLevel(logging.INFO)
+    code = asyncio.run(_evaluate(composed))
+    for number in INTERRUPTS:  # all is written and closed: what is left is the interpreter's own end
+        signal.signal(number, signal.SIG_IGN)
+    return code
+
+
+async def _evaluate(composed: Composed[EvaluationConfig]) -> int:
+    from swe_rl.cli.eval_run import evaluate_policy, open_evaluation
+
+    async with open_evaluation(composed.config, config_yaml=composed.yaml) as evaluation:
+        _drain_on_interrupt(evaluation)
+        return 0 if await evaluate_policy(evaluation) else 130
+
+
+def _drain_on_interrupt(evaluation: Evaluation) -> None:
+    """First SIGINT or SIGTERM: rollouts under way end and are kept. Second: out at once."""
+    loop = asyncio.get_running_loop()
+    seen = 0
+
+    def interrupt(_number: int, _frame: object) -> None:
+        nonlocal seen
+        seen += 1
+        if seen > 1:
+            os._exit(130)
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(evaluation.drain)
+
+    for number in INTERRUPTS:
+        signal.signal(number, interrupt)
