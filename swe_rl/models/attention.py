@@ -4,6 +4,9 @@ A transformers model passes unknown keyword arguments of its forward down to the
 context of a call travels: `packed_segments=PackedSegments(...)` for "swe_rl_packed", `slot_rows=SlotRows(...)` for
 "swe_rl_slots". There is no global state, so several models and threads do not see each other.
 
+"swe_rl_packed" computes each document alone by torch's scaled_dot_product_attention, or, where the context carries
+`kv_end`, the whole row by ops.attention under the interval mask: documents, trees and padding alike.
+
 Letters: T packed tokens, R rows (one token of some slot each), S slots, C cache length, Hq query heads, Hkv key-value
 heads, D head dim, L layers. Query head h reads key-value head h // (Hq / Hkv), as in transformers' repeat_kv.
 """
@@ -17,6 +20,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from swe_rl import ops
 
 PACKED = "swe_rl_packed"
 SLOTS = "swe_rl_slots"
@@ -32,9 +37,14 @@ FINE_SPAN_STEP = 64
 
 @dataclass(frozen=True, slots=True)
 class PackedSegments:
-    """Document borders of one packed row, on the host: document s holds tokens cu_seqlens[s] to cu_seqlens[s + 1]."""
+    """Document borders of one packed row, on the host: document s holds tokens cu_seqlens[s] to cu_seqlens[s + 1].
+
+    With kv_end [T] i32 the row goes to ops.attention by `impl`, and the borders are not looked at.
+    """
 
     cu_seqlens: tuple[int, ...]
+    kv_end: Tensor | None = None
+    impl: str = "auto"
 
 
 class SlotCache:
@@ -130,6 +140,12 @@ def packed_attention(
         query, key, value = query.float(), key.float(), value.float()
     if attention_mask is not None or query.shape[2] != key.shape[2]:
         raise ValueError(f"{PACKED} takes whole documents: no attention mask, no key-value cache")
+    if packed_segments is not None and packed_segments.kv_end is not None:
+        if dropout:
+            raise ValueError(f"dropout={dropout} in attention is not supported: set it to 0 in the model's config")
+        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+        mask, impl = packed_segments.kv_end, packed_segments.impl
+        return ops.attention(q, k, v, kv_end=mask, scale=scaling, impl=impl)[None].to(dtype), None
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)

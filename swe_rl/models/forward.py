@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from swe_rl.errors import InvariantError
+from swe_rl.errors import ConfigError, InvariantError
 from swe_rl.models.attention import PACKED, PackedSegments
 
 if TYPE_CHECKING:
@@ -17,24 +17,25 @@ if TYPE_CHECKING:
     from swe_rl.types import PackedBatch
 
 
-def packed_forward(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
+def packed_forward(model: PreTrainedModel, batch: PackedBatch, *, attention: str = "auto") -> Tensor:
     """Hidden states after the final norm, [T, H] in the dtype of the forward pass; no head.
 
+    attention (trainer.attention): "sdpa" computes each document alone; a name of ops.attention's implementations
+    computes the row under its kv_end; "auto" takes sdpa for plain documents on a CPU, ops.attention otherwise.
     Under FSDP2 call it inside the forward of the sharded root module (a small nn.Module that holds `model`, computes
     hidden states here, reads `head_weight` and applies the loss): the root's hooks gather the embedding, final norm and
     head, the decoder layers gather themselves. Raises InvariantError when the model does not use packed attention or
-    documents share keys across their borders.
+    the borders and kv_end of plain documents contradict one another, ConfigError for trees with "sdpa".
     """
     if model.config._attn_implementation != PACKED:
         raise InvariantError(
             f"packed_forward needs attention {PACKED!r}, the model has {model.config._attn_implementation!r}"
         )
-    _check_borders(batch)
     out = model.base_model(
         input_ids=batch.input_ids[None],
         position_ids=batch.position_ids[None],
         use_cache=False,
-        packed_segments=PackedSegments(batch.cu_seqlens_host),
+        packed_segments=_segments(batch, attention),
     )
     hidden: Tensor = out.last_hidden_state[0]
     return hidden
@@ -44,6 +45,17 @@ def head_weight(model: PreTrainedModel) -> Tensor:
     """Weight of the output head, [V, H]; the embedding itself when they are tied."""
     weight: Tensor = model.get_output_embeddings().weight
     return weight
+
+
+def _segments(batch: PackedBatch, attention: str) -> PackedSegments:
+    """Who sees whom, and who computes it."""
+    tree = batch.target_rows is not None
+    if attention == "sdpa" and tree:
+        raise ConfigError("trainer.attention=sdpa computes plain documents, this batch holds trees: set it to auto")
+    if attention == "sdpa" or (attention == "auto" and not tree and not batch.kv_end.is_cuda):
+        _check_borders(batch)
+        return PackedSegments(batch.cu_seqlens_host)
+    return PackedSegments(batch.cu_seqlens_host, kv_end=batch.kv_end, impl=attention)
 
 
 def _check_borders(batch: PackedBatch) -> None:

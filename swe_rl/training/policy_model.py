@@ -84,6 +84,7 @@ class PolicyModel(nn.Module):
         super().__init__()
         self.model = model
         self.value_head = None
+        self.attention = "auto"  # of packed_forward
 
     def forward(
         self,
@@ -101,7 +102,7 @@ class PolicyModel(nn.Module):
         rows i64 are the indices of batch.loss_mask, value_rows those of finite batch.value_targets, found on the host
         so that a GPU is not waited for; head_impl is `impl` of the head's operations.
         """
-        hidden = target_hidden(packed_forward(self.model, batch), batch)
+        hidden = target_hidden(packed_forward(self.model, batch, attention=self.attention), batch)
         weight = head_weight(self.model)
         if algo is None:
             if value_rows is not None:

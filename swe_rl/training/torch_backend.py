@@ -121,6 +121,7 @@ class TorchBackend:
             self._change_dtype(dtype)
         self.cfg, self.algo, self.objective = cfg, algo, objective
         set_checkpointing(self.model, cfg.activation_checkpointing)
+        self.policy.attention = cfg.attention
         self.policy.value_head = self._new_value_head() if algo.advantage == "gae" else None
         self.optimizer = NamedOptimizer(
             self.masters.params, cfg, extra=self._value_params, extra_rate=algo.value_learning_rate
