@@ -1,6 +1,6 @@
 """Correctness and speed of the kernels on one GPU, unattended.
 
-    python benchmarks/gpu_suite.py [--minutes 15] [--sections correctness,head_speed,scoring] [--out FILE]
+    python benchmarks/gpu_suite.py [--minutes 15] [--sections correctness,head_speed,...] [--out FILE]
 
 Each section runs in a process of its own for at most 8 minutes, so that a hang or an illegal access costs one section;
 each measurement is appended to the CSV file at once (default: baselines/gpu.csv). Columns `limit` and `verdict` compare
@@ -22,6 +22,7 @@ from pathlib import Path
 import gpu_checks
 import torch
 from bench_head import append_row, products
+from gpu_weight_delta import weight_delta_section
 from head_cases import HeadCase, HeadInputs, make_inputs
 from head_providers import NOTES, PROVIDERS, SCORING, first_line, run_provider, versions
 from measure import interleaved, peak_memory
@@ -179,6 +180,7 @@ SECTIONS: dict[str, Callable[[Suite], None]] = {
     "correctness": correctness,
     "head_speed": head_speed,
     "scoring": scoring,
+    "weight_delta": weight_delta_section,
 }
 
 

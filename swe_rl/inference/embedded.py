@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from swe_rl.config import EngineConfig, ModelConfig
+    from swe_rl.inference.weight_update import UpdatePlan, WeightBucket
     from swe_rl.protocols import SamplingParams
     from swe_rl.types import Completion
 
@@ -98,42 +99,51 @@ class EmbeddedEngine:
         ones at once, and their completion tells both versions. Raises EngineError for weights of another model,
         EngineDead when loading failed in the middle.
         """
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
+        await self._between_steps(partial(self._scheduler.load_weights, weights, version))
 
-        def load() -> None:
-            if self._failure is not None:
-                _resolve(loop, future, self._failure)
-                return
-            try:
-                self._scheduler.load_weights(weights, version)
-            except SweRlError as err:  # refused before anything was changed
-                _resolve(loop, future, err)
-            except Exception as err:  # in the middle, out of memory for one: the weights are now a mixture
-                _resolve(loop, future, _death(err))
-                raise
-            else:
-                _resolve(loop, future, None)
+    async def start_weight_update(self, plan: UpdatePlan) -> bool:
+        """The three calls of an update in buckets: see weight_update.WeightReceiver. All policies for requests in
+        flight are kept: whichever it is, they are recomputed with the new weights."""
+        return bool(await self._between_steps(partial(self._scheduler.start_update, plan)))
 
-        self._post(load)
-        await future
+    async def receive_weights(self, bucket: WeightBucket) -> None:
+        """The bucket's tensors must stay as they are until the update is finished."""
+        await self._between_steps(partial(self._scheduler.receive, bucket))
+
+    async def finish_weight_update(self, checksums: Mapping[str, int]) -> list[str]:
+        wrong: list[str] = await self._between_steps(partial(self._scheduler.finish_update, checksums))
+        return wrong
 
     async def set_rope(self, cfg: ModelConfig) -> None:
         """Gives the engine's model the rotary embedding of `cfg`, while no request runs; publish weights afterwards, as
         that forgets the keys of the old one. Raises ConfigError when the model cannot have it."""
+        await self._between_steps(lambda: set_rope(self._scheduler.runner.model, cfg))
+
+    async def _between_steps(self, command: Callable[[], Any]) -> Any:
+        """What `command` returns or refuses (SweRlError) in the compute thread. Any other exception there ends the
+        engine: what it was changing is now a mixture. Raises EngineDead then."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
 
-        def change() -> None:
+        def run() -> None:
+            if self._failure is not None:
+                _resolve(loop, future, self._failure)
+                return
             try:
-                set_rope(self._scheduler.runner.model, cfg)
-            except SweRlError as err:
+                result = command()
+            except SweRlError as err:  # refused before anything was changed
                 _resolve(loop, future, err)
+            except Exception as err:  # in the middle, out of memory for one
+                _resolve(loop, future, _death(err))
+                raise
             else:
-                _resolve(loop, future, None)
+                _resolve(loop, future, result)
 
-        self._post(change)
-        await future
+        self._post(run)
+        return await future
+
+    async def rest(self) -> None:
+        """Does nothing: this engine has no device of its own to leave to the trainer."""
 
     async def close(self) -> None:
         """Fails what still runs and ends the compute thread. Idempotent."""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from swe_rl.errors import ConfigError, EngineError
 from swe_rl.inference import probe
+from swe_rl.models.adapters import trained_names
 from swe_rl.models.attention import (
     SLOTS,
     SlotBlock,
@@ -112,6 +113,17 @@ class SlotRunner:
                     f"weight update: {name} has shape {tuple(value.shape)}, not {tuple(params[name].shape)}"
                 )
             params[name].data.copy_(value)
+        self.weights_changed()
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """Of what training moves: all by Hugging Face name, a tied one once, or the adapters if there are any. Whoever
+        writes into them calls `weights_changed` before a forward."""
+        own = dict(self.model.named_parameters())
+        return {name: own[name].data for name in trained_names(self.model)}
+
+    def weights_changed(self) -> None:
+        """What was made from the old weights goes: the fp32 head, and every key and value."""
         self._widen_head()
         self.cache.clear()
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from swe_rl.errors import EngineError, InvariantError
 from swe_rl.inference.runner import Chunk, SlotRunner
 from swe_rl.inference.sampling import sample, uniforms
+from swe_rl.inference.weight_update import UpdatePlan, WeightBucket, WeightInbox
 from swe_rl.protocols import SamplingParams
 from swe_rl.types import Completion
 
@@ -73,7 +74,8 @@ class Session:
 
 
 class SlotScheduler:
-    """`submit`, `cancel`, `release`, `load_weights` between steps; `step` while `has_work`."""
+    """`submit`, `cancel`, `release`, `load_weights` and the three calls of an update between steps; `step` while
+    `has_work`."""
 
     def __init__(self, runner: SlotRunner, *, policy_version: int = 0) -> None:
         self.runner = runner
@@ -84,10 +86,14 @@ class SlotScheduler:
         self._waiting: list[Session] = []  # have a request but no slot, first come first served
         self._running: list[Session] = []  # have a request and a slot
         self._clock = 0
+        self._inbox: WeightInbox | None = None  # made with the first update
+        self._plan: UpdatePlan | None = None
+        self._aside: list[WeightBucket] = []  # of an update that leaves requests running
+        self._standing = False  # no step while weights are neither the old nor the new ones
 
     @property
     def has_work(self) -> bool:
-        return bool(self._running or self._waiting)
+        return bool(self._running or self._waiting) and not self._standing
 
     def submit(self, request: Request) -> None:
         """Queues a request; its errors are delivered, not raised."""
@@ -122,12 +128,56 @@ class SlotScheduler:
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         """New weights: every cached key and value is forgotten, running requests are recomputed and go on."""
         self.runner.load_weights(weights)
+        if self._inbox is not None:
+            self._inbox.forget()
+        self._use(version)
+
+    def start_update(self, plan: UpdatePlan) -> bool:
+        """As WeightReceiver.start_weight_update."""
+        if self._inbox is None:
+            self._inbox = WeightInbox(self.runner.parameters)
+        if not self._inbox.start(plan):
+            return False
+        if plan.in_flight == "abort":
+            self.fail_all(EngineError(f"aborted: version {plan.version} of the weights is on its way"))
+        self._standing = self._standing or plan.in_flight != "keep"
+        self._plan, self._aside = plan, []
+        return True
+
+    def receive(self, bucket: WeightBucket) -> None:
+        """Writes a bucket, or keeps it until the update is finished if requests go on meanwhile."""
+        if self._standing:
+            self._started().receive(bucket)
+        else:
+            self._aside.append(bucket)
+
+    def finish_update(self, checksums: Mapping[str, int]) -> list[str]:
+        """As WeightReceiver.finish_weight_update."""
+        inbox, plan = self._started(), self._plan
+        assert plan is not None  # with the inbox
+        for bucket in self._aside:
+            inbox.receive(bucket)
+        self._aside = []
+        wrong = inbox.finish(checksums)
+        self._standing = bool(wrong)
+        if not wrong:
+            self.runner.weights_changed()
+            self._use(plan.version)
+        return wrong
+
+    def _started(self) -> WeightInbox:
+        if self._inbox is None:
+            raise EngineError("a weight update goes on that was not started")
+        return self._inbox
+
+    def _use(self, version: int) -> None:
         self.policy_version = version
+        self._standing = False
         for session in self._sessions.values():
             session.ids.clear()
 
     def fail_all(self, error: Exception) -> None:
-        """Delivers `error` to every request."""
+        """Delivers `error` to every request; sessions stay."""
         for session in [*self._running, *self._waiting]:
             request, session.request = session.request, None
             if request is not None:

@@ -15,6 +15,8 @@ misplaced and damaged values; it is no protection against somebody who wants to 
 
 from __future__ import annotations
 
+import functools
+import logging
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +25,8 @@ from torch import Tensor
 from swe_rl.errors import ConfigError
 from swe_rl.ops import weight_delta_native as native
 from swe_rl.ops import weight_delta_reference as reference
+
+log = logging.getLogger(__name__)
 
 BLOCK = reference.BLOCK
 MODULUS = 1 << 64
@@ -107,7 +111,7 @@ def _module(impl: str, tensor: Tensor):  # type: ignore[no-untyped-def]  # a mod
     if impl not in IMPLS:
         raise ConfigError(f"impl={impl!r} is unknown: use one of {', '.join(IMPLS)}")
     device = tensor.device.type
-    if impl == "reference" or (impl == "auto" and not native.available(device)[0]):
+    if impl == "reference" or (impl == "auto" and not _compiled(device)):
         return reference
     wanted = device if impl == "auto" else impl
     if wanted != device:
@@ -116,6 +120,14 @@ def _module(impl: str, tensor: Tensor):  # type: ignore[no-untyped-def]  # a mod
     if not ok:
         raise ConfigError(f"impl={impl}: {why}")
     return native.library(wanted)
+
+
+@functools.cache
+def _compiled(device: str) -> bool:
+    """Whether the compiled code of a device is used; said once."""
+    ok, found = native.available(device)
+    log.info("weight deltas on %s: %s", device, found if ok else f"torch, as {found}")
+    return ok
 
 
 def _check(tensor: Tensor, name: str) -> None:

@@ -16,14 +16,14 @@ FULL_PRECISION = (torch.float32, torch.float64)
 
 
 class MasterWeights:
-    """What the optimiser moves, by Hugging Face name (a tied parameter appears once).
+    """What the optimiser moves, by Hugging Face name (a tied parameter appears once); frozen parameters are left alone.
 
     Parameters in fp32 or fp64 are their own masters. For others an fp32 copy is kept; each micro-batch's gradient is
     added to the master's as soon as it is complete, so that accumulation over micro-batches is fp32.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._working = dict(model.named_parameters())
+        self._working = {name: param for name, param in model.named_parameters() if param.requires_grad}
         self.params: dict[str, nn.Parameter] = {}
         self._hooks: list[RemovableHandle] = []
         for name, param in self._working.items():

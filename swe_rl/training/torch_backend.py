@@ -29,6 +29,7 @@ from swe_rl.training.optim import NamedOptimizer
 from swe_rl.training.policy_model import OBJECTIVES, PolicyModel
 from swe_rl.training.sharding import free_gathered, shard
 from swe_rl.training.stats import StepTotals, peak_memory_bytes
+from swe_rl.training.weight_adapters import merged
 from swe_rl.types import PackedBatch, StepStats
 
 if TYPE_CHECKING:
@@ -267,11 +268,11 @@ class TorchBackend:
         return [replace(b, old_logprobs=s) for b, s in zip(batches, self.logprobs(batches), strict=True)]
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Full fp32 parameters by Hugging Face name; a tied parameter appears once, under its first name.
+        """Full fp32 parameters by Hugging Face name, adapters merged; a tied one appears once, under its first name.
 
         Collective. Unless sharded these are views that the next train_step changes: clone to keep.
         """
-        return self.masters.full()
+        return merged(self.model, self.masters.full())
 
     def state_dict(self, *, keep: bool = True) -> Mapping[str, Any]:
         """Weights, optimiser state, counters: full tensors that load under any number of ranks. Views, as weights();
