@@ -21,9 +21,10 @@ from swe_rl.config import PhaseConfig, TrainConfig, phase_config
 from swe_rl.config.stop_presets import untested_reasons
 from swe_rl.errors import InvariantError
 from swe_rl.evaluation.heldout import evaluate_splits
-from swe_rl.inference import EmbeddedEngine
+from swe_rl.inference.base import Engine
 from swe_rl.metric_table import combine_steps
 from swe_rl.metrics import MetricsLogger, Progress
+from swe_rl.models.contract import PolicyContract
 from swe_rl.models.rope import set_rope
 from swe_rl.rollout.collector import Collector
 from swe_rl.rollout.journal import Journal
@@ -37,6 +38,7 @@ from swe_rl.sample_streams import (
     supervised_stream,
 )
 from swe_rl.training import checkpoint, mesh
+from swe_rl.training.parity import compare, sample_probe
 from swe_rl.training.phase_cache import cached_weights
 from swe_rl.training.rollout_scores import needs_scores, rollout_scores
 from swe_rl.training.run_dir import RunDir
@@ -68,7 +70,8 @@ class Run:
     dir: RunDir
     cache_dir: Path
     backend: TorchBackend
-    engine: EmbeddedEngine
+    engine: Engine
+    contract: Callable[[TrainConfig], PolicyContract]  # of a phase: what trainer and engine agree on
     tokenizer: Any
     journal: Journal
     train_tasks: list[Task]
@@ -182,6 +185,8 @@ async def run_steps(run: Run, phase: PhaseConfig, cfg: TrainConfig) -> bool:
     if await interrupted(run):
         return False  # what was collected may be a part
     first = run.position.step
+    if phase.data == "rollouts":
+        await probe_parity(run, cfg)
     async with aclosing(stream) as steps:
         while (batch := await next_step(run, phase, steps)) is not None:
             rate = learning_rate(cfg.trainer, batch.step, total_steps=num_steps)
@@ -190,6 +195,8 @@ async def run_steps(run: Run, phase: PhaseConfig, cfg: TrainConfig) -> bool:
                 check_agreement(stats[0], cfg, on_policy=first == 0 or cfg.rollout.max_staleness == 0)
             await publish(run.backend, run.engine)
             await record(run, phase, batch, stats, num_steps)
+            if cfg.engine.parity_every and run.position.step % cfg.engine.parity_every == 0:
+                await probe_parity(run, cfg)
     return run.position.step >= num_steps
 
 
@@ -240,6 +247,8 @@ async def optimize(run: Run, phase: PhaseConfig, cfg: TrainConfig, batch: StepSa
         packed = packed_step(samples, phase, cfg, backend=run.backend)
         return run.backend.train_step(packed, learning_rate=rate)
 
+    if cfg.engine.layout == "colocated":
+        await run.engine.rest()  # the update after this step wakes it
     plan = await mesh.in_thread(optimizer_steps, batch.samples, phase, cfg, step=batch.step, backend=run.backend)
     stats = [await mesh.in_thread(step, samples) for samples in plan.parts]
     (rejected,) = await mesh.in_thread(mesh.all_reduce_sum, [float(plan.rejected)])
@@ -249,6 +258,24 @@ async def optimize(run: Run, phase: PhaseConfig, cfg: TrainConfig, batch: StepSa
 def objective(phase: PhaseConfig) -> str:
     """Rollouts are trained by policy gradient, everything else by cross-entropy."""
     return "policy_gradient" if phase.data == "rollouts" else "cross_entropy"
+
+
+async def probe_parity(run: Run, cfg: TrainConfig) -> None:
+    """Compares vLLM's logprobs with the trainer's at short to long contexts. InvariantError, on every rank, with the
+    likely causes in order; the embedded engine runs the trainer's own model. Collective."""
+    if cfg.engine.backend == "embedded":
+        return
+    contract = run.contract(cfg)
+    played = await sample_probe(run.engine, contract, nonce=run.position.total)
+    report = await mesh.in_thread(partial(compare, played, contract, score=run.backend.logprobs, anywhere=anywhere))
+    run.metrics.message(report.describe())
+    if await any_rank(not report.ok):
+        raise InvariantError(report.describe())
+
+
+def anywhere(local: bool) -> bool:
+    """True on every rank if `local` is on one. Collective."""
+    return bool(mesh.all_reduce_max([float(local)])[0])
 
 
 def check_agreement(stats: StepStats, cfg: TrainConfig, *, on_policy: bool) -> None:
@@ -281,7 +308,7 @@ def iteration_metrics(stats: Sequence[StepStats]) -> dict[str, float]:
     return {**combine_steps([step_metrics(each) for each in stats]), "train/optimizer_steps": float(len(stats))}
 
 
-async def engine_metrics(engine: EmbeddedEngine) -> dict[str, float]:
+async def engine_metrics(engine: Engine) -> dict[str, float]:
     """Counters since the start of this process, summed over ranks. Collective."""
     counters = engine.counters.as_dict()
     sums = await mesh.in_thread(mesh.all_reduce_sum, list(counters.values()))

@@ -13,11 +13,11 @@ import torch
 
 from swe_rl.agents.environments import GAMES, GamePlayer
 from swe_rl.agents.rendering import Renderer, make_renderer
+from swe_rl.cli.engines import contract_of, open_engine
 from swe_rl.cli.paths import cache_dir
 from swe_rl.cli.preflight import check_backends, check_cache, check_cluster, check_counts
 from swe_rl.config import PhaseConfig, TrainConfig, expand_rounds, phase_config
 from swe_rl.errors import CheckpointError, ConfigError
-from swe_rl.inference import EmbeddedEngine
 from swe_rl.metrics import open_metrics
 from swe_rl.models import nano_corpus
 from swe_rl.models.loading import load_model
@@ -66,9 +66,8 @@ async def open_run(cfg: TrainConfig, *, label: str, config_yaml: str) -> AsyncIt
         renderer = make_renderer(tokenizer, thinking=cfg.agent.thinking, observations=cfg.agent.observations)
         check_cache(cfg, model.config, device=device)
         model.to(device)
-        engine = EmbeddedEngine(model, cfg.engine, max_context=cfg.agent.max_context_tokens)
-        stack.push_async_callback(engine.close)
-        # After the engine: it copies the model, which a sharded one does not allow.
+        contract = partial(contract_of, model=model, tokenizer=tokenizer, stop_ids=renderer.stop_ids)
+        engine = await stack.enter_async_context(open_engine(cfg, model, contract(cfg)))
         backend = TorchBackend(model, cfg.trainer, algo=cfg.algo, device=device, dtype=getattr(torch, cfg.model.dtype))
         run_dir = name_run_dir(cfg, label=label, config_yaml=config_yaml)
         journal = Journal(run_dir.rollouts_of(share.rank, world_size=share.world_size))
@@ -94,6 +93,7 @@ async def open_run(cfg: TrainConfig, *, label: str, config_yaml: str) -> AsyncIt
             cache_dir=cache_dir(),
             backend=backend,
             engine=engine,
+            contract=contract,
             tokenizer=tokenizer,
             journal=journal,
             train_tasks=train_tasks,

@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from swe_rl.cli import doctor_sandbox
+from swe_rl.cli import doctor_parity, doctor_sandbox
 from swe_rl.cli.arguments import ArgumentParser
 from swe_rl.cli.doctor_checks import CHECKS, Check
+from swe_rl.errors import ConfigError
 
 STYLES = {"ok": "green", "missing": "red", "optional": "yellow"}
 
@@ -24,10 +25,20 @@ def main(argv: Sequence[str]) -> int:
     parser = ArgumentParser(
         prog="swe-rl doctor",
         description="Checks what this machine has for training, sandboxes and the optional backends.",
-        example="swe-rl doctor",
+        example="swe-rl doctor; swe-rl doctor --parity experiment=smoke engine=vllm_cpu",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON list instead of a table")
+    parser.add_argument(
+        "--parity",
+        action="store_true",
+        help="instead: whether trainer and engine of a configuration give the same tokens the same logprobs",
+    )
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="of --parity, as for swe-rl train")
     arguments = parser.parse_args(argv)
+    if arguments.parity:
+        return doctor_parity.run(arguments.overrides)
+    if arguments.overrides:
+        raise ConfigError(f"{arguments.overrides[0]} means nothing to swe-rl doctor without --parity: add that")
     checks = [check() for check in (*CHECKS, *doctor_sandbox.checks())]
     if arguments.json:
         print(json.dumps([{**asdict(check), "status": check.status} for check in checks], indent=1))

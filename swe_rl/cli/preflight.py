@@ -17,7 +17,6 @@ ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 
 # group -> (backends that have a schema, so that recipes are complete, but cannot run yet; what to choose instead)
 NOT_BUILT = {
-    "engine": (("vllm",), "engine=embedded"),
     "trainer": (("megatron",), "trainer=adamw"),
     "sandbox": (("kubernetes",), "sandbox=local"),
 }
@@ -68,7 +67,10 @@ def check_counts(cfg: TrainConfig, *, num_tasks: int, world_size: int) -> None:
 
 
 def check_cache(cfg: TrainConfig, model_config: Any, *, device: torch.device) -> None:
-    """Raises ConfigError if the engine's keys and values cannot fit on `device`. model_config: of transformers."""
+    """Raises ConfigError if the embedded engine's keys and values cannot fit on `device`; vLLM sees to its own.
+    model_config: of transformers."""
+    if cfg.engine.backend != "embedded":
+        return
     heads = model_config.num_attention_heads
     head_dim = getattr(model_config, "head_dim", None) or model_config.hidden_size // heads
     per_token = 2 * model_config.num_hidden_layers * model_config.num_key_value_heads * head_dim

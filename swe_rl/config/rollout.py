@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from swe_rl.config.bounds import Bounds
 from swe_rl.errors import ConfigError
@@ -20,6 +20,17 @@ class EngineConfig:
     prefix_caching: bool = True
     cuda_graphs: bool = True
     attention: str = "auto"  # auto (vLLM's choice) | FLASH_ATTN | FLASHINFER | TRITON_ATTN
+    cache_gib: float = 0.0  # for keys and values, per replica, in place of gpu_memory; on a CPU it has to be set
+    # Where the replicas run; conf/cluster says which GPUs are whose:
+    layout: str = "processes"  # processes (children of this one) | servers (HTTP) | ray (actors) | colocated
+    replicas: int = 1  # copies of the model, each of tensor_parallel GPUs; colocated: one per training process
+    urls: list[str] = field(default_factory=list)  # of servers that are there already, in place of `replicas` own ones
+    max_skew: int = 8  # a session leaves its replica when that has so many requests more than the least busy one
+    stall_s: float = 300.0  # a replica that gives no token for so long although it has requests is started anew
+    # What turns under way do during a weight update: pause (until it is done) | keep (sampling by the old weights while
+    # the new ones arrive) | abort (they are asked anew, from the tokens they have). Old keys and values are dropped.
+    in_flight: str = "keep"
+    parity_every: int = 0  # steps between two parity probes; 0: only the one when a phase of rollouts begins
 
 
 @dataclass(kw_only=True)
@@ -42,8 +53,11 @@ ENGINE_BOUNDS = Bounds(
         "backend": ("embedded", "vllm"),
         "dtype": ("float32", "bfloat16"),
         "attention": ("auto", "FLASH_ATTN", "FLASHINFER", "TRITON_ATTN"),
+        "layout": ("processes", "servers", "ray", "colocated"),
+        "in_flight": ("pause", "keep", "abort"),
     },
-    positive=("num_slots", "prefill_chunk", "tensor_parallel", "gpu_memory"),
+    positive=("num_slots", "prefill_chunk", "tensor_parallel", "gpu_memory", "replicas", "max_skew", "stall_s"),
+    not_negative=("cache_gib", "parity_every"),
     at_most_one=("gpu_memory",),
 )
 ROLLOUT_BOUNDS = Bounds(
@@ -56,7 +70,10 @@ UNCUT = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}  # the distribution that loss a
 
 ENGINE_KEYS = {  # backend -> the keys that only it reads
     "embedded": ("prefill_chunk",),
-    "vllm": ("tensor_parallel", "gpu_memory", "prefix_caching", "cuda_graphs", "attention"),
+    "vllm": (
+        *("tensor_parallel", "gpu_memory", "prefix_caching", "cuda_graphs", "attention", "cache_gib", "layout"),
+        *("replicas", "urls", "max_skew", "stall_s", "in_flight", "parity_every"),
+    ),
 }
 
 
@@ -69,6 +86,17 @@ def validate_engine(cfg: EngineConfig) -> None:
                 raise ConfigError(
                     f"engine.{key} does nothing for engine.backend={cfg.backend}, only for {backend}: remove it"
                 )
+    if cfg.urls and cfg.layout != "servers":
+        raise ConfigError(f"engine.urls does nothing for engine.layout={cfg.layout}: set engine.layout=servers")
+    if cfg.urls and cfg.replicas != default.replicas:
+        raise ConfigError(f"engine.replicas={cfg.replicas} does nothing with engine.urls: every URL is one, remove it")
+    if cfg.layout == "colocated" and cfg.replicas != 1:
+        raise ConfigError(
+            f"engine.replicas={cfg.replicas} does nothing for engine.layout=colocated, where every training process "
+            "has one: remove it, or choose another layout"
+        )
+    if cfg.replicas == 1 and len(cfg.urls) < 2 and cfg.max_skew != default.max_skew:
+        raise ConfigError("engine.max_skew does nothing with one replica: remove it, or raise engine.replicas")
 
 
 def validate_rollout(cfg: RolloutConfig) -> None:

@@ -221,8 +221,8 @@ def test_an_evaluation_protocol_has_the_published_values(name: str, capsys: pyte
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["experiment=deepswe"], "engine.backend=vllm cannot run yet: choose engine=embedded"),
-        (["experiment=nebius"], "engine.backend=vllm cannot run yet"),
+        (["experiment=deepswe"], "trainer.backend=megatron cannot run yet: choose trainer=adamw"),
+        (["experiment=nebius"], "trainer.backend=megatron cannot run yet"),
         (["experiment=r2e_verifier"], "model.lora_rank=64: adapters cannot be trained yet"),
         (
             ["experiment=recipe_comparison_smoke", "trainer=megatron"],

@@ -1,0 +1,16 @@
+"""Inference at scale: vLLM 0.32 behind Policy. vLLM itself is imported when an engine is opened.
+
+opening.open_vllm   the engine of a configuration
+engine              sessions, weight updates, lost and hung replicas
+router              which replica serves a session
+replica             the seam; local (child processes), server (HTTP), ray_replica (actors) are behind it
+requests, turn      what is asked and what came back
+settings            the contract as vLLM's arguments; where published weights lie
+weight_transfer     the CPU transfer, in vLLM's workers
+owner               engine processes end with their owner
+"""
+
+from swe_rl.inference.vllm.engine import VllmCounters, VllmEngine
+from swe_rl.inference.vllm.opening import open_vllm
+
+__all__ = ["VllmCounters", "VllmEngine", "open_vllm"]

@@ -1,0 +1,186 @@
+"""A replica in a child process of this one: vLLM's AsyncLLM, driven by its own calls."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Mapping, MutableMapping, Sequence
+from typing import Any
+
+from swe_rl.errors import EngineError
+from swe_rl.inference.vllm.devices import VISIBLE, visible_devices
+from swe_rl.inference.vllm.owner import name_owner
+from swe_rl.inference.vllm.replica import ReplicaLost
+from swe_rl.inference.vllm.requests import ReplicaChunk, ReplicaRequest, sampled_logprobs
+
+# vLLM's own defaults that a trainer does not want: a fork of a process with threads, usage statistics over the network,
+# a line per request. Values that are set already are kept.
+ENVIRONMENT = {
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several engines and the trainer share the processors
+}
+
+
+CLOSE_S = 5.0  # for the engine's processes to end by themselves
+_STARTING = threading.Lock()
+
+
+def prepare_environment(environment: MutableMapping[str, str], *, gpus: list[int]) -> None:
+    """What an engine process of ours needs in its environment; `gpus` are those it is to see, [] leaves that open."""
+    for key, value in ENVIRONMENT.items():
+        environment.setdefault(key, value)
+    name_owner(environment)
+    if gpus:
+        environment[VISIBLE] = visible_devices(gpus)
+
+
+class LocalReplica:
+    """Implements Replica. `args` are keyword arguments of vLLM's AsyncEngineArgs; `gpus` see devices.py."""
+
+    def __init__(self, name: str, args: Mapping[str, Any], *, gpus: Sequence[int] = ()) -> None:
+        self.name, self._args, self._gpus = name, dict(args), list(gpus)
+        self._llm: Any = None
+        self._unwanted = False  # the start was cancelled
+
+    async def start(self) -> None:
+        """Starts the engine's process and waits until it answers (tens of seconds). Raises EngineError."""
+        self._unwanted = False
+        try:
+            self._llm = await asyncio.to_thread(self._make)
+        except asyncio.CancelledError:  # the thread goes on
+            self._unwanted = True
+            raise
+        except Exception as err:  # whatever stops a start: memory, a model that vLLM does not know, a bad argument
+            raise EngineError(f"vLLM did not start: {' '.join(str(err).split())[:500]}") from err
+
+    def _make(self) -> Any:
+        """The engine's processes take over this process's environment, so one is started at a time."""
+        with _STARTING:
+            before = dict(os.environ)
+            prepare_environment(os.environ, gpus=self._gpus)
+            from vllm.engine.arg_utils import AsyncEngineArgs
+            from vllm.v1.engine.async_llm import AsyncLLM
+
+            try:
+                llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._args))
+                if self._unwanted:
+                    llm.shutdown(CLOSE_S)
+                return llm
+            finally:
+                if VISIBLE in before:
+                    os.environ[VISIBLE] = before[VISIBLE]
+                else:
+                    os.environ.pop(VISIBLE, None)
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Of the engine's processes, for tests that end them."""
+        manager = self._llm.engine_core.resources.engine_manager
+        return [process.pid for process in manager.processes] if manager is not None else []
+
+    async def stream(self, request: ReplicaRequest) -> AsyncIterator[ReplicaChunk]:
+        """The sampled tokens as they come. Closing the iterator aborts the request. Raises ReplicaLost."""
+        from vllm.inputs import TokensPrompt
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        params = SamplingParams(**request.sampling, output_kind=RequestOutputKind.DELTA)
+        prompt = TokensPrompt(prompt_token_ids=request.prompt_ids, cache_salt=request.cache_salt)
+        outputs = self._llm.generate(prompt, params, request.request_id)
+        try:
+            async for output in outputs:
+                yield _chunk(output)
+        except (EngineError, asyncio.CancelledError, GeneratorExit):
+            raise
+        except Exception as err:
+            raise self._lost(err) from err
+        finally:
+            await outputs.aclose()
+
+    async def abort(self, request_id: str) -> None:
+        """Ends a request with what it has; does nothing when it is over."""
+        if self._llm is not None and not self._llm.errored:
+            await self._llm.abort(request_id)
+
+    async def pause(self, *, abort: bool) -> None:
+        """Computes nothing until the next `load`; requests under way are ended or stand still."""
+        try:
+            await self._llm.pause_generation(mode="abort" if abort else "keep", clear_cache=False)
+        except Exception as err:
+            raise self._lost(err) from err
+
+    async def load(self, info: Mapping[str, Any], *, version: int) -> None:
+        """Loads one version of the weights while nothing is computed, and goes on.
+
+        Raises ReplicaLost when the replica ended meanwhile, EngineError when the old blocks could not be dropped.
+        """
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        llm = self._llm
+        try:
+            if not await llm.is_paused():
+                await llm.pause_generation(mode="keep", clear_cache=False)
+            await llm.start_weight_update()
+            await llm.update_weights(WeightTransferUpdateRequest(update_info=dict(info)))
+            await llm.finish_weight_update(str(version))
+            # With requests under way a plain reset would be refused, silently: they are recomputed from their ids.
+            if not await llm.reset_prefix_cache(reset_running_requests=True):
+                raise EngineError(f"{self.name}: the prefix cache of older weights could not be dropped")
+            await llm.resume_generation()
+        except EngineError:
+            raise
+        except Exception as err:
+            raise self._lost(err) from err
+
+    async def version(self) -> int:
+        """The version that the engine says it has; -1 before the first one."""
+        label = await self._llm.get_weight_version()
+        return int(label) if label.lstrip("-").isdigit() else -1
+
+    async def sleep(self, level: int) -> None:
+        """Frees the device: 1 keeps the weights in host memory, 2 drops them."""
+        await self._llm.sleep(level=level, mode="keep")
+
+    async def wake(self, tags: list[str] | None = None) -> None:
+        """Takes the device memory back, all or only "weights" or "kv_cache"."""
+        await self._llm.wake_up(tags)
+
+    async def alive(self) -> bool:
+        """Whether it can still answer."""
+        if self._llm is None or self._llm.errored:
+            return False
+        try:
+            await asyncio.wait_for(self._llm.get_weight_version(), timeout=30.0)
+        except Exception:  # whatever it is, it does not answer
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Ends the engine's processes. Idempotent."""
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            await asyncio.to_thread(llm.shutdown, CLOSE_S)
+
+    def _lost(self, err: Exception) -> EngineError:
+        """A dead engine can be replaced; anything else is the fault of this one request."""
+        if self._llm is None or self._llm.errored or "dead" in type(err).__name__.lower():
+            return ReplicaLost(f"{self.name} has ended: {err!r}")
+        return EngineError(f"{self.name}: {' '.join(repr(err).split())[:300]} {err.__cause__ or ''}")
+
+
+def _chunk(output: Any) -> ReplicaChunk:
+    (part,) = output.outputs
+    ids = [int(token) for token in part.token_ids]
+    return ReplicaChunk(
+        token_ids=ids,
+        logprobs=sampled_logprobs(ids, list(part.logprobs or [])),
+        finish_reason=part.finish_reason,
+        cached_tokens=output.num_cached_tokens or 0,
+        spans=[(span.start, _version(span.version)) for span in part.weight_versions or []],
+    )
+
+
+def _version(label: str) -> int:
+    return int(label) if label.lstrip("-").isdigit() else -1

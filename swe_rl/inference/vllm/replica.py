@@ -1,0 +1,61 @@
+"""The seam between the engine and whatever runs vLLM for it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Protocol
+
+from swe_rl.errors import EngineError
+from swe_rl.inference.vllm.requests import ReplicaChunk, ReplicaRequest
+
+
+class ReplicaLost(EngineError):
+    """This replica has ended, or does not answer: what it was asked can be asked of another one."""
+
+
+class Replica(Protocol):
+    """One copy of the model that samples: local.LocalReplica, server.ServerReplica or ray_replica.RayReplica."""
+
+    name: str
+
+    async def start(self) -> None:
+        """Starts it and waits until it answers. Can be called again after `close`. Raises EngineError."""
+        ...
+
+    def stream(self, request: ReplicaRequest) -> AsyncIterator[ReplicaChunk]:
+        """The sampled tokens as they come. Closing the iterator aborts the request. Raises ReplicaLost, or EngineError
+        for a request that no replica would take."""
+        ...
+
+    async def abort(self, request_id: str) -> None:
+        """Ends a request with what it has; does nothing when it is over."""
+        ...
+
+    async def pause(self, *, abort: bool) -> None:
+        """Computes nothing until the next `load`; requests under way are ended (`abort`) or stand still."""
+        ...
+
+    async def load(self, info: Mapping[str, Any], *, version: int) -> None:
+        """Loads one version of the weights in place, drops the keys and values of older ones, and goes on: requests
+        under way are recomputed from their ids."""
+        ...
+
+    async def version(self) -> int:
+        """The version of the weights that it says it has; -1 before the first."""
+        ...
+
+    async def sleep(self, level: int) -> None:
+        """Frees the device: 1 keeps the weights in host memory, 2 drops them."""
+        ...
+
+    async def wake(self, tags: list[str] | None = None) -> None:
+        """Takes the device back: all of it, or "weights" or "kv_cache" alone."""
+        ...
+
+    async def alive(self) -> bool:
+        """Whether it answers."""
+        ...
+
+    async def close(self) -> None:
+        """Ends what `start` began. Idempotent."""
+        ...

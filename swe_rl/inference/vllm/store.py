@@ -1,0 +1,98 @@
+"""The published weights in shared memory: updates are written there, replicas load from there, also restarted ones.
+
+One file, mapped: flat tensors behind one another. Which tensor lies where travels as plain numbers (`location`), so
+that it can be an argument of vLLM's update_weights.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Size, Tensor
+
+from swe_rl.errors import EngineError, InvariantError
+from swe_rl.ops.weight_delta import checksum
+
+ALIGN = 64  # bytes: where a tensor may begin
+SHARED_MEMORY = Path("/dev/shm")
+MAX_SHARE = 0.8  # of the free shared memory that the weights may take
+
+
+class WeightStore:
+    """One version of all parameters, by Hugging Face name, in the engine's dtype. `close` removes the file."""
+
+    def __init__(self, shapes: Mapping[str, Size], *, dtype: str) -> None:
+        """Raises OSError when there is no room."""
+        self._dtype = getattr(torch, dtype)
+        self._starts, size = _places(shapes, self._dtype)
+        self._folder = Path(tempfile.mkdtemp(prefix="swe-rl-weights-", dir=_room_for(size)))
+        self.path = self._folder / "weights"
+        flat = torch.from_file(str(self.path), shared=True, size=max(size, 1), dtype=torch.uint8)
+        self.targets: dict[str, Tensor] = {
+            name: _view(flat, self._starts[name], tuple(shape), self._dtype) for name, shape in shapes.items()
+        }
+
+    def copy(self, weights: Mapping[str, Tensor]) -> dict[str, int]:
+        """Takes all weights, rounded to the engine's dtype, and returns their checksums. Raises EngineError for those
+        of another model, with nothing changed."""
+        unknown, missing = sorted(set(weights) - set(self.targets)), sorted(set(self.targets) - set(weights))
+        if unknown or missing:
+            raise EngineError(f"weight update: unknown names {unknown[:3]}, missing names {missing[:3]}")
+        for name, tensor in weights.items():
+            if tensor.shape != self.targets[name].shape:
+                raise EngineError(
+                    f"weight update: {name} has shape {tuple(tensor.shape)}, not {tuple(self.targets[name].shape)}"
+                )
+        for name, tensor in weights.items():
+            self.targets[name].copy_(tensor.detach())
+        return {name: checksum(tensor) for name, tensor in self.targets.items()}
+
+    def location(self, checksums: Mapping[str, int], *, version: int) -> dict[str, Any]:
+        """What a worker needs to read this version: arguments of `read_tensors`."""
+        tensors = [
+            [name, list(tensor.shape), str(self._dtype)[6:], self._starts[name], str(checksums[name])]
+            for name, tensor in self.targets.items()
+        ]  # checksums as text: JSON has no integers of 64 bits
+        return {"path": str(self.path), "version": version, "tensors": tensors}
+
+    def close(self) -> None:
+        """Idempotent. Whoever has the file mapped keeps what is in it."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def read_tensors(path: str, tensors: Sequence[Sequence[Any]], *, version: int) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor) one by one, each a view of the mapped file. Raises InvariantError for bits that are not those that
+    were published."""
+    size = Path(path).stat().st_size
+    flat = torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
+    for name, shape, dtype, start, expected in tensors:
+        tensor = _view(flat, start, tuple(shape), getattr(torch, dtype))
+        if checksum(tensor) != int(expected):
+            raise InvariantError(f"{name} of version {version} of the weights is not what was published: {path}")
+        yield name, tensor
+
+
+def _places(shapes: Mapping[str, Size], dtype: torch.dtype) -> tuple[dict[str, int], int]:
+    """(first byte of each tensor, bytes in all)."""
+    starts, size = {}, 0
+    for name, shape in shapes.items():
+        starts[name] = size
+        size += -(-Size(shape).numel() * dtype.itemsize // ALIGN) * ALIGN
+    return starts, size
+
+
+def _view(flat: Tensor, start: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    size = Size(shape).numel() * dtype.itemsize
+    return flat[start : start + size].view(dtype).view(shape)
+
+
+def _room_for(num_bytes: int) -> Path | None:
+    """Shared memory if it has room; else None, the ordinary place for temporary files."""
+    if SHARED_MEMORY.is_dir() and num_bytes < MAX_SHARE * shutil.disk_usage(SHARED_MEMORY).free:
+        return SHARED_MEMORY
+    return None

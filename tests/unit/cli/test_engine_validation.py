@@ -1,0 +1,99 @@
+"""The keys of engine.backend=vllm: what would do nothing is refused, in one line that names the cure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from swe_rl.config import EngineConfig
+from swe_rl.config.rollout import ENGINE_BOUNDS, validate_engine
+from swe_rl.errors import ConfigError
+from swe_rl.inference.vllm.opening import check_installed
+from swe_rl.inference.vllm.settings import check_model, engine_args
+from swe_rl.models.contract import PolicyContract
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"backend": "embedded", "layout": "servers"}, "engine.layout does nothing for engine.backend=embedded"),
+        ({"backend": "embedded", "parity_every": 3}, "engine.parity_every does nothing"),
+        ({"urls": ["http://a:1"]}, "engine.urls does nothing for engine.layout=processes"),
+        (
+            {"urls": ["http://a:1"], "layout": "servers", "replicas": 2},
+            "engine.replicas=2 does nothing with engine.urls",
+        ),
+        ({"layout": "colocated", "replicas": 2}, "engine.replicas=2 does nothing for engine.layout=colocated"),
+        ({"max_skew": 3}, "engine.max_skew does nothing with one replica"),
+        ({"prefill_chunk": 3}, "engine.prefill_chunk does nothing for engine.backend=vllm"),
+    ],
+)
+def test_a_key_without_effect_is_refused(keys: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        validate_engine(EngineConfig(**{"backend": "vllm", **keys}))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"replicas": 2, "max_skew": 3},
+        {"urls": ["http://a:1", "http://b:1"], "layout": "servers", "max_skew": 2},
+        {"layout": "colocated"},
+        {"layout": "ray", "replicas": 4, "in_flight": "abort", "stall_s": 30.0, "parity_every": 10},
+    ],
+)
+def test_what_takes_effect_is_allowed(keys: dict[str, Any]) -> None:
+    validate_engine(EngineConfig(backend="vllm", **keys))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("replicas", 0), ("stall_s", 0.0), ("cache_gib", -1.0), ("in_flight", "wait"), ("layout", "here")],
+)
+def test_values_out_of_bounds_are_refused(key: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"engine.{key}"):
+        ENGINE_BOUNDS.check(EngineConfig(**{key: value}), "engine")
+
+
+def test_a_cpu_needs_the_size_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"engine\.cache_gib=0 lets vLLM take most"):
+        check_installed(EngineConfig(backend="vllm"))
+    check_installed(EngineConfig(backend="vllm", cache_gib=1.0))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="needs vLLM: pip install"):
+        check_installed(EngineConfig(backend="vllm", cache_gib=1.0))
+
+
+def test_a_model_without_a_cpu_kernel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import Qwen3Config
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="has heads of 24 dimensions"):
+        check_model(Qwen3Config(head_dim=24), name="nano")
+    check_model(Qwen3Config(head_dim=32), name="nano")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    check_model(Qwen3Config(head_dim=24), name="nano")
+
+
+def test_the_engine_is_built_from_the_contract(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """Everything that decides a logprob is written out."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    contract = PolicyContract(
+        vocab_size=50,
+        stop_ids=(7,),
+        temperature=0.8,
+        max_context=320,
+        trainer_dtype="float32",
+        engine_dtype="bfloat16",
+        rope={"rope_type": "default"},
+    )
+    args = engine_args(EngineConfig(backend="vllm", num_slots=9), contract, directory=tmp_path)
+    wanted = {"generation_config": "vllm", "logprobs_mode": "processed_logprobs", "dtype": "bfloat16"}
+    wanted |= {"max_model_len": 320, "max_num_seqs": 9, "hf_overrides": {"head_dtype": "float32"}}  # type: ignore[dict-item]
+    assert wanted.items() <= args.items()
+    assert contract.bound == 0.02
