@@ -16,7 +16,7 @@ import json
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -170,30 +170,35 @@ def reports(arch: int, *, smoke: bool, only: str = "") -> Iterator[Report]:
             yield compile_build(build, arch)
 
 
-def read_baseline() -> list[Report]:
+def read_baseline(path: Path = BASELINE) -> list[Report]:
     """Rows of the baseline, in its order."""
-    if not BASELINE.exists():
+    if not path.exists():
         return []
     types = {field.name: field.type for field in fields(Report)}
-    with BASELINE.open(newline="") as file:
+    with path.open(newline="") as file:
         return [
             Report(**{n: int(v) if types[n] == "int" else v for n, v in row.items()}) for row in csv.DictReader(file)
         ]
 
 
-def write_baseline(new: list[Report]) -> None:
+def write_baseline(new: list[Report], path: Path = BASELINE) -> None:
     """Replaces the rows of the same Triton and architecture."""
     places = {(report.triton, report.arch) for report in new}
-    kept = [report for report in read_baseline() if (report.triton, report.arch) not in places]
+    kept = [report for report in read_baseline(path) if (report.triton, report.arch) not in places]
     rows = sorted([*kept, *new], key=lambda r: ([int(n) for n in r.triton.split(".")], r.arch, r.kernel, r.variant))
-    with BASELINE.open("w", newline="") as file:
+    with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(Report)], lineterminator="\n")
         writer.writeheader()
         writer.writerows(asdict(report) for report in rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    run(__doc__, reports, BASELINE)
+
+
+def run(description: str | None, reports: Callable[..., Iterator[Report]], baseline: Path) -> None:
+    """The command line, for any set of kernels: `reports` takes (arch, smoke=, only=)."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", type=int, default=90, help="compute capability: 80, 90, 100")
     parser.add_argument("--smoke", action="store_true", help="one variant of each kernel")
     parser.add_argument("--only", default="", help="kernels whose name contains this")
@@ -208,7 +213,7 @@ def main() -> None:
         line = json.dumps(asdict(report)) if options.json else "  ".join(f"{k}={v}" for k, v in asdict(report).items())
         print(line, flush=True)
     if options.write:
-        write_baseline(found)
+        write_baseline(found, baseline)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swe_rl.ops import attention_tiles
+from swe_rl.ops import attention_routes
 
 FIRST_ORDER = "attention has first derivatives only: differentiate it without create_graph, or use impl='reference'"
 
@@ -15,7 +15,7 @@ FIRST_ORDER = "attention has first derivatives only: differentiate it without cr
 @torch.library.custom_op("swe_rl::attention", mutates_args=())
 def attention(q: Tensor, k: Tensor, v: Tensor, kv_end: Tensor, scale: float, impl: str) -> tuple[Tensor, Tensor]:
     """(out [T, Hq, D], lse [Hq, T] fp32 or fp64)."""
-    return attention_tiles.forward(q.detach(), k.detach(), v.detach(), kv_end, scale)
+    return attention_routes.forward(q.detach(), k.detach(), v.detach(), kv_end, scale, impl)
 
 
 @attention.register_fake
@@ -30,7 +30,7 @@ def attention_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, kv_end: Tensor, scale: float, impl: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v, contiguous, in their dtype."""
-    return attention_tiles.backward(grad, q, k, v, out, lse, kv_end, scale)
+    return attention_routes.backward(grad, q, k, v, out, lse, kv_end, scale, impl)
 
 
 @attention_backward.register_fake

@@ -11,21 +11,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from swe_rl.ops.attention_mask import Tile, plan, tile_mask
+from swe_rl.ops.attention_facts import MaskFacts
+from swe_rl.ops.attention_mask import Tile, tile_mask
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, kv_end: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def forward(q: Tensor, k: Tensor, v: Tensor, mask: MaskFacts, scale: float) -> tuple[Tensor, Tensor]:
     """(out [T, Hq, D], lse [Hq, T] fp32 or fp64). Rows of several tiles are computed and merged in fp32."""
-    tiles = plan(kv_end)
+    tiles, kv_end = mask.tiles, mask.host
     dtype = _compute_dtype(q, tiles)
     out = q.new_zeros(q.shape, dtype=dtype)
     lse = q.new_full((q.shape[1], len(q)), -torch.inf, dtype=torch.promote_types(q.dtype, torch.float32))
     heads = k.shape[1]
     query, key, value, result = (_by_heads(t.to(dtype), heads) for t in (q, k, v, out))
-    normalizer = lse.view(heads, -1, len(q))
+    normalizer = lse.unflatten(0, (heads, -1))
     for tile in tiles:
         options = _options(tile, kv_end, dtype)
         shape = query[:, :, tile.rows].shape
@@ -38,17 +39,17 @@ def forward(q: Tensor, k: Tensor, v: Tensor, kv_end: Tensor, scale: float) -> tu
 
 
 def backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, kv_end: Tensor, scale: float
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: MaskFacts, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v for `grad` of out; sums over tiles and over the G heads are fp32 (fp64)."""
-    tiles, heads = plan(kv_end), k.shape[1]
+    tiles, kv_end, heads = mask.tiles, mask.host, k.shape[1]
     dtype = _compute_dtype(q, tiles)
     wide = torch.promote_types(q.dtype, torch.float32)
     grads = [torch.zeros(t.shape, dtype=dtype if t is q else wide) for t in (q, k, v)]
     d_query, d_key, d_value = (_by_heads(t, heads) for t in grads)
     query, key, value, result, d_result = (_by_heads(t.to(dtype), heads) for t in (q, k, v, out, grad))
     # A row that sees nothing has probability exp(score - inf) = 0 everywhere.
-    normalizer = lse.masked_fill(lse == -torch.inf, torch.inf).view(heads, -1, len(q))
+    normalizer = lse.masked_fill(lse == -torch.inf, torch.inf).unflatten(0, (heads, -1))
     for tile in tiles:
         rows, keys = tile.rows, tile.keys
         options = _options(tile, kv_end, dtype)
@@ -80,7 +81,9 @@ def _compute_dtype(q: Tensor, tiles: list[Tile]) -> torch.dtype:
 
 
 def _by_heads(tensor: Tensor, heads: int) -> Tensor:
-    """View [Hkv, G, T, D] of [T, Hkv * G, D]."""
+    """View [Hkv, G, T, D] of [T, Hkv * G, D]; a copy where D is strided, which the kernel would not see."""
+    if tensor.stride(2) != 1:
+        tensor = tensor.contiguous()
     return tensor.unflatten(1, (heads, -1)).permute(1, 2, 0, 3)
 
 

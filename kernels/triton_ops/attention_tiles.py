@@ -1,0 +1,67 @@
+"""Device functions shared by the attention kernels: tiles of rows from memory, and scores under the interval mask.
+
+Letters: T tokens, M queries and N keys of a tile, D head dim (BLOCK_D: the next power of two). Offsets inside a tile
+are 32-bit from a 64-bit base; rows beyond the last token repeat it and are masked or dropped by the caller. Scores are
+kept in units of log2, as exp2 is what the hardware has; products and additions around it are explicit fma.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def tile_rows(first, num_tokens, CLAMP: tl.constexpr, BLOCK: tl.constexpr):
+    """Rows of a tile relative to `first`, [BLOCK]; without CLAMP all of them exist."""
+    rows = tl.arange(0, BLOCK)
+    if CLAMP:
+        rows = tl.minimum(rows, num_tokens - 1 - first)
+    return rows
+
+
+@triton.jit
+def load_rows(base, first, rows, stride, D: tl.constexpr, BLOCK_D: tl.constexpr, UPCAST: tl.constexpr):
+    """[rows, BLOCK_D] of a [T, D] matrix with row distance `stride`; columns from D on are 0."""
+    ds = tl.arange(0, BLOCK_D)
+    place = base + first.to(tl.int64) * stride + (rows[:, None] * stride + ds[None, :])
+    if D == BLOCK_D:
+        tile = tl.load(place)
+    else:
+        tile = tl.load(place, mask=ds[None, :] < D, other=0.0)
+    if UPCAST:
+        tile = tile.to(tl.float32)
+    return tile
+
+
+@triton.jit
+def store_rows(base, first, num_tokens, stride, tile, D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Writes the rows and columns of tile [BLOCK, BLOCK_D] that exist."""
+    rows = tl.arange(0, BLOCK)
+    ds = tl.arange(0, BLOCK_D)
+    place = base + first.to(tl.int64) * stride + (rows[:, None] * stride + ds[None, :])
+    own = (rows < num_tokens - first)[:, None]
+    if D != BLOCK_D:
+        own = own & (ds < D)[None, :]
+    tl.store(place, tile, mask=own)
+
+
+@triton.jit
+def masked_scores(scores, query, key, end):
+    """scores where key <= query < end, else -inf; query, key and end broadcast to the shape of scores."""
+    return tl.where((key <= query) & (query < end), scores, float("-inf"))
+
+
+@triton.jit
+def row_constants(lse, delta, first, rows):
+    """(log2 of the sum of exponentials, delta) of each row; +inf for a row that sees nothing, so that its
+    probabilities exp2(score - inf) are 0."""
+    base = first.to(tl.int64)
+    natural = tl.load(lse + base + rows)
+    return tl.where(natural == float("-inf"), float("inf"), natural * LOG2_E), tl.load(delta + base + rows)
+
+
+def tile_columns(head_dim: int) -> int:
+    """BLOCK_D: a product needs at least 16 columns, and powers of two."""
+    return max(16, triton.next_power_of_2(head_dim))
