@@ -21,6 +21,7 @@ from swe_rl.config import PhaseConfig, TrainConfig, phase_config
 from swe_rl.config.stop_presets import untested_reasons
 from swe_rl.errors import InvariantError
 from swe_rl.evaluation.heldout import evaluate_splits
+from swe_rl.evaluation.verifier_reward import HackingMonitor
 from swe_rl.inference.base import Engine
 from swe_rl.metric_table import combine_steps
 from swe_rl.metrics import MetricsLogger, Progress
@@ -85,6 +86,7 @@ class Run:
     pending_state: Mapping[str, Any] | None = None  # trainer state of the checkpoint a resumed run starts from
     stopping: bool = False  # set by the first interrupt: finish the step, checkpoint, leave
     collector: Collector | None = None  # the one at work
+    monitor: HackingMonitor = field(default_factory=HackingMonitor)  # of a verifier in the reward
 
     def drain(self) -> None:
         """First interrupt: no new rollout begins, the loop ends after the step under way."""
@@ -294,6 +296,7 @@ async def record(run: Run, phase: PhaseConfig, batch: StepSamples, stats: Sequen
     """Counts, logs, compacts the journal of the iteration and checkpoints when due. Collective."""
     run.position = replace(run.position, step=batch.step + 1, total=run.position.total + len(stats))
     values = {**batch.metrics, **iteration_metrics(stats), **await engine_metrics(run.engine)}
+    values |= run.monitor.add(values)
     run.metrics.log(values, phase=phase.name, step=run.position.step)
     if phase.data == "rollouts":
         await asyncio.to_thread(run.journal.compact, phase.name, batch.step)

@@ -16,14 +16,16 @@ from swe_rl.agents.rendering import Renderer, make_renderer
 from swe_rl.cli.engines import contract_of, open_engine
 from swe_rl.cli.paths import cache_dir
 from swe_rl.cli.preflight import check_backends, check_cache, check_cluster, check_counts
+from swe_rl.cli.verify_reward import load_verifier
 from swe_rl.config import PhaseConfig, TrainConfig, expand_rounds, phase_config
 from swe_rl.errors import CheckpointError, ConfigError
+from swe_rl.evaluation.verifier_reward import VerifiedRunner
 from swe_rl.metrics import open_metrics
 from swe_rl.models import nano_corpus
 from swe_rl.models.loading import load_model
 from swe_rl.models.rope import set_rope, wanted_rope
-from swe_rl.protocols import Policy
-from swe_rl.rollout.collector import Collector
+from swe_rl.protocols import Policy, Verifier
+from swe_rl.rollout.collector import Collector, Runner
 from swe_rl.rollout.demonstrations import (
     Demonstrator,
     DemonstratorPolicy,
@@ -35,6 +37,7 @@ from swe_rl.rollout.journal import Journal
 from swe_rl.rollout.progress import RolloutProgress
 from swe_rl.rollout.ray_node import RunnerSetup
 from swe_rl.rollout.ray_rollouts import RayCluster, RemoteRunner, open_cluster
+from swe_rl.rollout.runner import RolloutRunner
 from swe_rl.rollout.wiring import no_patch, rollout_parts, sandbox_pool, ungraded
 from swe_rl.sample_streams import Share, step_tasks
 from swe_rl.sandbox import SandboxPool
@@ -86,7 +89,15 @@ async def open_run(cfg: TrainConfig, *, label: str, config_yaml: str) -> AsyncIt
             metrics.message(f"rollouts on Ray: {len(cluster.nodes)} nodes, {cluster.places} at a time")
         else:
             await stack.enter_async_context(pool)
-        parts = Parts(pool=pool, cluster=cluster, renderer=renderer, trees=cache_dir() / "trees", progress=progress)
+        every = [*train_tasks, *(task for tasks in eval_tasks.values() for task in tasks)]
+        parts = Parts(
+            pool=pool,
+            cluster=cluster,
+            renderer=renderer,
+            trees=cache_dir() / "trees",
+            progress=progress,
+            verifier=load_verifier(cfg, renderer, every),
+        )
         run = Run(
             cfg=cfg,
             dir=run_dir,
@@ -121,6 +132,7 @@ class Parts:
     renderer: Renderer
     trees: Path  # materialised task trees, content-addressed
     progress: Listener
+    verifier: Verifier | None = None  # adds its score to the reward
 
 
 def load_task_sets(cfg: TrainConfig) -> tuple[list[Task], dict[str, list[Task]]]:
@@ -203,13 +215,17 @@ def make_collector(
 ) -> Collector:
     """A collector whose limits are those of `cfg` (a phase may have its own)."""
     made = rollout_parts(cfg, pool=parts.pool, renderer=parts.renderer, trees=parts.trees)
-    runner = None
+    runner: Runner | None = None
+    changed = replace(made, **changes)
     if parts.cluster is not None:
         setup = partial(RunnerSetup, cfg=cfg, renderer=parts.renderer, trees=str(parts.trees), changes=changes)
         runner = RemoteRunner(parts.cluster, policy, lambda channel: setup(channel=channel))
+    if parts.verifier is not None:
+        inner = runner or RolloutRunner(policy, parts=changed, run_seed=cfg.seed)
+        runner = VerifiedRunner(inner, parts.verifier, weight=cfg.reward.verifier_weight)
     return Collector(
         policy,
-        parts=replace(made, **changes),
+        parts=changed,
         runner=runner,
         concurrency=cfg.sandbox.concurrency if parts.cluster is None else parts.cluster.places,
         seed=cfg.seed,

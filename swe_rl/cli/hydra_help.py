@@ -25,7 +25,7 @@ options:
 
 def help_text(command: str, schema: type[Any]) -> str:
     """The whole page for one command."""
-    entry = COMMANDS[command]
+    entry = COMMANDS[command.partition(" ")[0]]
     choices = [f"  {group}={'|'.join(names)}" for group, names in groups().items()]
     return "\n".join(
         [

@@ -36,7 +36,7 @@ def check_backends(cfg: TrainConfig) -> None:
         raise ConfigError(f"model.lora_rank={cfg.model.lora_rank}: adapters cannot be trained yet, set it to 0")
     for phase in cfg.phases:
         if phase.data == "judged_rollouts":
-            raise ConfigError(f"phases.{phase.name}.data=judged_rollouts: verifiers cannot be trained yet")
+            raise ConfigError(f"phases.{phase.name}.data=judged_rollouts is a verifier: use swe-rl verify train")
 
 
 def check_cluster(cfg: ClusterConfig, *, world_size: int) -> None:

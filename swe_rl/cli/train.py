@@ -44,7 +44,7 @@ async def _train(composed: Composed[TrainConfig]) -> int:
     from swe_rl.training import mesh
 
     async with open_run(composed.config, label=composed.label, config_yaml=composed.yaml) as run:
-        _install_interrupts(run)
+        install_interrupts(run)
         finished = await train(run)
         if mesh.is_main():
             run.metrics.message(results_table(run.dir.results()))
@@ -52,7 +52,7 @@ async def _train(composed: Composed[TrainConfig]) -> int:
         return 0 if finished else 130
 
 
-def _install_interrupts(run: Run) -> None:
+def install_interrupts(run: Run) -> None:
     """First SIGINT or SIGTERM: drain. Second: out at once; sandboxes die with this process by themselves.
 
     Handlers of the process, not of the event loop: the loop takes its own away when it closes, and an interrupt

@@ -13,6 +13,7 @@ from swe_rl.config.run import EvalConfig, TrainConfig, phase_config, validate
 from swe_rl.config.sandbox import SandboxConfig
 from swe_rl.config.tasks import RewardConfig, TaskConfig
 from swe_rl.config.trainer import BatchingConfig, TrainerConfig
+from swe_rl.config.verifier import VerifierConfig
 
 __all__ = [
     "AgentConfig",
@@ -29,6 +30,7 @@ __all__ = [
     "TaskConfig",
     "TrainConfig",
     "TrainerConfig",
+    "VerifierConfig",
     "expand_rounds",
     "phase_config",
     "validate",

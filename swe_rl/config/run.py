@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from swe_rl.config import agent, algo, cluster, model, rollout, sandbox, tasks, trainer
+from swe_rl.config import agent, algo, cluster, model, rollout, sandbox, tasks, trainer, verifier
 from swe_rl.config.agent import AgentConfig, validate_agent
 from swe_rl.config.algo import AlgoConfig, validate_algo, validate_rl
 from swe_rl.config.bounds import Bounds
@@ -18,6 +18,7 @@ from swe_rl.config.rollout import EngineConfig, RolloutConfig, validate_engine, 
 from swe_rl.config.sandbox import SandboxConfig, validate_sandbox
 from swe_rl.config.tasks import RewardConfig, TaskConfig, validate_game, validate_reward
 from swe_rl.config.trainer import BatchingConfig, TrainerConfig, validate_trainer
+from swe_rl.config.verifier import VerifierConfig, validate_verifier
 from swe_rl.errors import ConfigError
 
 
@@ -43,6 +44,7 @@ class TrainConfig:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
+    verifier: VerifierConfig = field(default_factory=VerifierConfig)
     phases: list[PhaseConfig] = field(default_factory=list)
     seed: int = 0
     run_dir: str = ""  # empty: runs/<date>-<experiment>; under torchrun rank 0 names it
@@ -67,6 +69,7 @@ BOUNDS: dict[str, Bounds] = {  # of every group; "" is the root itself
     "trainer": trainer.BOUNDS,
     "cluster": cluster.BOUNDS,
     "eval": Bounds(positive=("samples_per_task",), not_negative=("greedy_tasks", "base_tasks")),
+    "verifier": verifier.BOUNDS,
     "": Bounds(positive=("checkpoint_every", "keep_checkpoints"), not_negative=("threads",)),
 }
 
@@ -116,6 +119,7 @@ def validate_groups(cfg: TrainConfig) -> None:
     validate_sandbox(cfg.sandbox)
     validate_trainer(cfg.trainer)
     validate_cluster(cfg.cluster)
+    validate_verifier(cfg.verifier)
     validate_model(cfg.model, max_context_tokens=cfg.agent.max_context_tokens)
 
 

@@ -33,6 +33,8 @@ class RewardConfig:
     patch_line_cost: float = 0.0  # off per line that the patch adds or removes
     tamper_cost: float = 0.0  # off per part of the patch that was dropped with blame, and per forged result
     test_bonus: float = 0.0  # for an episode in which the agent ran tests
+    verifier_weight: float = 0.0  # times what the verifier thinks of the episode, -1/2 to 1/2
+    verifier: str = ""  # for verifier_weight: a directory that `swe-rl verify train` wrote, of other repositories
     potential_weight: float = 0.0  # credit per turn for visible tests that came to pass; needs credit per turn
 
 
@@ -40,7 +42,14 @@ TASK_BOUNDS = Bounds(not_negative=("num_train",))
 REWARD_BOUNDS = Bounds(
     choices={"value": ("binary", "fraction")},
     positive=("grade_s", "max_patch_bytes"),
-    not_negative=("grade_retries", "patch_line_cost", "tamper_cost", "test_bonus", "potential_weight"),
+    not_negative=(
+        "grade_retries",
+        "patch_line_cost",
+        "tamper_cost",
+        "test_bonus",
+        "verifier_weight",
+        "potential_weight",
+    ),
 )
 
 
@@ -54,6 +63,11 @@ def validate_reward(cfg: RewardConfig, task: TaskConfig, *, advantage: str) -> N
         raise ConfigError(
             f"reward.potential_weight={cfg.potential_weight} does nothing with algo.advantage={advantage}: a potential "
             "moves credit between turns; set algo.advantage=gae, or reward.potential_weight=0"
+        )
+    if bool(cfg.verifier) != bool(cfg.verifier_weight):
+        raise ConfigError(
+            f"reward.verifier={cfg.verifier!r} and reward.verifier_weight={cfg.verifier_weight:g}: set both, or none "
+            "of them"
         )
     for key, default in asdict(RewardConfig()).items():
         if task.source in GAMES and getattr(cfg, key) != default:

@@ -191,7 +191,7 @@ def _may_be_the_machine(attempt: Attempt) -> bool:
 async def _attempt(job: _Job, sandbox: Sandbox) -> Attempt:
     task = job.task
     await run_setup(sandbox, task)
-    if job.patch and (reason := await _applied(sandbox, task, job.patch)):
+    if job.patch and (reason := await apply_patch(sandbox, task, job.patch)):
         return Attempt({reason if reason == "timeout" else "apply_failed": 1.0})
     if task.test_runner == "script":
         return await _script_attempt(job, sandbox)
@@ -223,7 +223,7 @@ async def _attempt(job: _Job, sandbox: Sandbox) -> Attempt:
     return Attempt({"tamper": 1.0} if canary and canary.is_forged(run.verdicts, required) else {}, run.verdicts)
 
 
-async def _applied(sandbox: Sandbox, task: Task, patch: bytes) -> str:
+async def apply_patch(sandbox: Sandbox, task: Task, patch: bytes) -> str:
     """ "" when `patch` applies to the workspace, else why not."""
     result = _answered(await sandbox.exec(_APPLY, timeout_s=APPLY_TIMEOUT_S, cwd=task.workdir, stdin=patch))
     if result.outcome == "timeout":
@@ -241,7 +241,8 @@ async def _script_attempt(job: _Job, sandbox: Sandbox) -> Attempt:
         if err.errno in _BLOCKED_BY_PATCH:
             return Attempt({"tests_blocked": 1.0})
         raise SandboxError(f"the tests cannot be written: {err}") from err
-    if task.test_patch and not applies_tests_itself(task) and (why := await _applied(sandbox, task, task.test_patch)):
+    comes = task.test_patch and not applies_tests_itself(task)
+    if comes and (why := await apply_patch(sandbox, task, task.test_patch)):
         if job.patch:
             return Attempt({"tests_blocked": 1.0})
         raise SandboxError(f"the test patch of task {task.task_id} does not apply to its base: {why}")

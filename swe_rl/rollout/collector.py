@@ -45,7 +45,10 @@ class CollectorStats:
 class Runner(Protocol):
     """Plays and grades single rollouts: RolloutRunner in this process, ray_rollouts.RemoteRunner on other nodes."""
 
-    retried: int  # attempts repeated after trouble of the machine
+    @property
+    def retried(self) -> int:
+        """Attempts repeated after trouble of the machine."""
+        ...
 
     async def play(self, task: Task, key: RolloutKey, *, temperature: float) -> Trajectory: ...
     async def grade(self, task: Task, trajectory: Trajectory) -> Trajectory: ...

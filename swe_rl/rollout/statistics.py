@@ -18,6 +18,7 @@ _COUNTS = (
     *("masked", "dropped", "unscored", "untested", "tampered", "flaky", "lost", "retried"),
 )
 UNTESTED = "untested"  # term of a reward that stands for a test run that was left out
+VERIFIER = "verifier"  # term of a reward: what a verifier thinks of the episode, 0 to 1
 
 
 def rollout_sums(groups: Sequence[TrajectoryGroup], counts: Mapping[str, float]) -> Counter[str]:
@@ -48,6 +49,9 @@ def _add_outcome(sums: Counter[str], trajectory: Trajectory) -> None:
     sums[outcome] += 1
     sums[f"{outcome}_turns"] += len(trajectory.turns)
     sums[f"{outcome}_tokens"] += trajectory.num_sampled_tokens
+    if (score := trajectory.reward.terms.get(VERIFIER)) is not None:
+        sums[f"judged_{outcome}"] += 1
+        sums[f"score_{outcome}"] += score  # type: ignore[assignment]
 
 
 def total(parts: Iterable[Mapping[str, float]]) -> Counter[str]:
@@ -78,6 +82,11 @@ def rollout_metrics(sums: Mapping[str, float]) -> dict[str, float]:
         metrics[f"rollout/sampled_tokens_{outcome}"] = mean(f"{outcome}_tokens", outcome)
     if sums.get("cut"):
         metrics |= _cut_metrics(sums)
+    if judged := sums.get("judged_passed", 0) + sums.get("judged_failed", 0):
+        score = (sums.get("score_passed", 0) + sums.get("score_failed", 0)) / judged
+        metrics |= {"verifier/score": score, "verifier/gap": score - sums.get("judged_passed", 0) / judged}
+    if sums.get("judged_failed"):
+        metrics["verifier/score_failed"] = mean("score_failed", "judged_failed")
     families = ("stop_reason/", "filtered_")
     found = {name: float(count) for name, count in sums.items() if name.startswith(families)}
     metrics |= {name if "/" in name else f"rollout/{name}": value for name, value in found.items()}
