@@ -76,7 +76,7 @@ def test_ranks_name_themselves(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 
 @pytest.mark.parametrize(
-    ("words", "hint"), [(["trian"], "did you mean train?"), (["zzz"], "use one of train, rft, tasks"), ([], "usage")]
+    ("words", "hint"), [(["trian"], "did you mean train?"), (["zzz"], "use one of train, rft, eval"), ([], "usage")]
 )
 def test_unknown_and_missing_commands(words: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
