@@ -47,7 +47,7 @@ from swe_rl.training.schedule import learning_rate
 from swe_rl.training.stats import step_metrics
 from swe_rl.training.step_batches import optimizer_steps, packed_step
 from swe_rl.training.torch_backend import TorchBackend
-from swe_rl.training.weight_sync import publish
+from swe_rl.training.weight_sync import WeightPublisher
 from swe_rl.types import StepStats, Task, TrainSample, Trajectory
 
 MAX_DIFF_EXACT = 1e-4  # nats: mean |trainer - engine| logprob on the policy's own tokens, both in fp32
@@ -72,6 +72,7 @@ class Run:
     cache_dir: Path
     backend: TorchBackend
     engine: Engine
+    publisher: WeightPublisher  # from the backend to the engine
     contract: Callable[[TrainConfig], PolicyContract]  # of a phase: what trainer and engine agree on
     tokenizer: Any
     journal: Journal
@@ -106,7 +107,7 @@ async def train(run: Run) -> bool:
     """Runs the phases that are left. True when the last one is done, False when it was interrupted."""
     first = run.position.total == 0 and not mesh.broadcast_object(bool(run.dir.results()))
     if first and run.cfg.eval.base_tasks:
-        await publish(run.backend, run.engine)
+        await run.publisher.publish()
         await evaluate_phase(run, run.cfg, name="base", limit=run.cfg.eval.base_tasks)
     for index in range(run.position.phase, len(run.cfg.phases)):
         phase = run.cfg.phases[index]
@@ -131,7 +132,7 @@ async def run_phase(run: Run, phase: PhaseConfig, cfg: TrainConfig) -> bool:
     await mesh.in_thread(export, run, run.dir.phase_weights(phase.name))
     if stored is not None and not found:
         await mesh.in_thread(export, run, stored)
-    await publish(run.backend, run.engine)
+    await run.publisher.publish()
     if phase.evaluate and not await evaluate_phase(run, cfg, name=phase.name):
         return False  # with the steps of the phase done: a resumed run goes straight to the evaluation
     run.journal.compact_all()
@@ -180,7 +181,7 @@ async def begin_phase(run: Run, phase: PhaseConfig, cfg: TrainConfig) -> None:
 
 async def run_steps(run: Run, phase: PhaseConfig, cfg: TrainConfig) -> bool:
     """The optimiser steps that are left of a phase. False when it was interrupted before the last one."""
-    await publish(run.backend, run.engine)
+    await run.publisher.publish()
     untested = untested_reasons(cfg.algo) if phase.data == "rollouts" else frozenset()
     run.use(run.make_collector(cfg, untested=untested) if untested else run.make_collector(cfg))
     num_steps, stream = await open_stream(run, phase, cfg)
@@ -195,7 +196,7 @@ async def run_steps(run: Run, phase: PhaseConfig, cfg: TrainConfig) -> bool:
             stats = await optimize(run, phase, cfg, batch, rate)
             if phase.data == "rollouts" and batch.step == first:
                 check_agreement(stats[0], cfg, on_policy=first == 0 or cfg.rollout.max_staleness == 0)
-            await publish(run.backend, run.engine)
+            await run.publisher.publish()
             await record(run, phase, batch, stats, num_steps)
             if cfg.engine.parity_every and run.position.step % cfg.engine.parity_every == 0:
                 await probe_parity(run, cfg)
@@ -296,6 +297,8 @@ async def record(run: Run, phase: PhaseConfig, batch: StepSamples, stats: Sequen
     """Counts, logs, compacts the journal of the iteration and checkpoints when due. Collective."""
     run.position = replace(run.position, step=batch.step + 1, total=run.position.total + len(stats))
     values = {**batch.metrics, **iteration_metrics(stats), **await engine_metrics(run.engine)}
+    if run.publisher.report is not None:
+        values |= run.publisher.report.metrics()
     values |= run.monitor.add(values)
     run.metrics.log(values, phase=phase.name, step=run.position.step)
     if phase.data == "rollouts":
@@ -327,7 +330,8 @@ async def save_checkpoint(run: Run) -> None:
             run.backend.state_dict(keep=mesh.is_main()),
             step=run.position.total,
             counters={"phase": run.position.phase, "step": run.position.step, "total": run.position.total},
-            model_config=run.backend.model.config,
+            # Adapters alone are no model: a directory that looked like one would load with random weights.
+            model_config=None if run.cfg.model.lora_rank else run.backend.model.config,
             tokenizer=run.tokenizer,
             keep=run.cfg.keep_checkpoints,
         )

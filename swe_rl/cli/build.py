@@ -22,6 +22,7 @@ from swe_rl.errors import CheckpointError, ConfigError
 from swe_rl.evaluation.verifier_reward import VerifiedRunner
 from swe_rl.metrics import open_metrics
 from swe_rl.models import nano_corpus
+from swe_rl.models.adapters import adapt
 from swe_rl.models.loading import load_model
 from swe_rl.models.rope import set_rope, wanted_rope
 from swe_rl.protocols import Policy, Verifier
@@ -48,6 +49,7 @@ from swe_rl.train_loop import Position, Run
 from swe_rl.training import checkpoint, mesh
 from swe_rl.training.run_dir import RunDir, open_run_dir
 from swe_rl.training.torch_backend import TorchBackend
+from swe_rl.training.weight_sync import WeightPublisher
 from swe_rl.types import Task, Trajectory
 
 
@@ -104,6 +106,13 @@ async def open_run(cfg: TrainConfig, *, label: str, config_yaml: str) -> AsyncIt
             cache_dir=cache_dir(),
             backend=backend,
             engine=engine,
+            publisher=WeightPublisher(
+                backend,
+                [engine],
+                mode=cfg.engine.weight_sync,
+                dtype=cfg.engine.dtype,
+                in_flight=cfg.engine.in_flight,
+            ),
             contract=contract,
             tokenizer=tokenizer,
             journal=journal,
@@ -161,6 +170,8 @@ def load_policy(cfg: TrainConfig) -> tuple[Any, Any]:
     set_rope(model, cfg.model)
     if cfg.init_weights:
         load_into(model, checkpoint.load_weights(cfg.init_weights), source=cfg.init_weights)
+    if cfg.model.lora_rank:
+        adapt(model, rank=cfg.model.lora_rank, alpha=cfg.model.lora_alpha)
     return model, tokenizer
 
 

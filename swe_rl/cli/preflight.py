@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from swe_rl.config import ClusterConfig, TrainConfig
+from swe_rl.config import ClusterConfig, TrainConfig, phase_config
 from swe_rl.errors import ConfigError
 from swe_rl.sandbox.oci import default_store
 
@@ -26,17 +26,32 @@ def check_backends(cfg: TrainConfig) -> None:
     """Raises ConfigError for a backend that cannot run yet, or an image that was not imported."""
     if cfg.sandbox.image and cfg.sandbox.backend == "local" and cfg.rollout.backend == "local":
         default_store().find(cfg.sandbox.image)
+    if cfg.model.lora_rank:
+        _check_adapters(cfg)
     for group, (missing, instead) in NOT_BUILT.items():
         backend = getattr(cfg, group).backend
         if backend in missing:
             raise ConfigError(
                 f"{group}.backend={backend} cannot run yet: choose {instead} (--cfg job prints the recipe all the same)"
             )
-    if cfg.model.lora_rank:
-        raise ConfigError(f"model.lora_rank={cfg.model.lora_rank}: adapters cannot be trained yet, set it to 0")
     for phase in cfg.phases:
         if phase.data == "judged_rollouts":
             raise ConfigError(f"phases.{phase.name}.data=judged_rollouts is a verifier: use swe-rl verify train")
+
+
+def _check_adapters(cfg: TrainConfig) -> None:
+    """Checkpoints hold adapters alone, and so do updates of the engine: nothing may need whole weights of before."""
+    key = f"model.lora_rank={cfg.model.lora_rank}"
+    if cfg.engine.backend == "vllm":
+        raise ConfigError(f"{key}: engine.backend=vllm takes whole weights only, choose engine=embedded")
+    for index, phase in enumerate(cfg.phases):
+        if phase.cache:
+            raise ConfigError(f"{key}: phases.{phase.name}.cache keeps whole weights, set it to false")
+        if index and phase_config(cfg, phase).algo.kl_coeff:
+            raise ConfigError(
+                f"{key}: the reference of phases.{phase.name} (algo.kl_coeff) is the phase before it, which a resumed "
+                "run no longer has: set algo.kl_coeff=0 there, or begin a run with this phase"
+            )
 
 
 def check_cluster(cfg: ClusterConfig, *, world_size: int) -> None:

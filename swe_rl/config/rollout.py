@@ -14,6 +14,13 @@ class EngineConfig:
     dtype: str = "float32"
     num_slots: int = 32  # episodes decoded together; embedded: the decode shape is fixed to it
     prefill_chunk: int = 64  # embedded: tokens per prefill call; fixed shape
+    # full: every version is sent as a whole. delta: only the bf16 values that changed, few at the learning rates of RL;
+    # everything when an engine has lost a version. Both are checked tensor by tensor. delta needs dtype=bfloat16.
+    weight_sync: str = "full"
+    # What turns under way do during a weight update: pause (until it is done) | keep (sampling by the old weights while
+    # the new ones arrive) | abort (they are asked anew, from the tokens they have; embedded: they end as lost and are
+    # retried). Old keys and values are dropped.
+    in_flight: str = "keep"
     # Only for backend=vllm:
     tensor_parallel: int = 1  # GPUs of one server
     gpu_memory: float = 0.9  # share of each GPU for weights, keys and values
@@ -27,9 +34,6 @@ class EngineConfig:
     urls: list[str] = field(default_factory=list)  # of servers that are there already, in place of `replicas` own ones
     max_skew: int = 8  # a session leaves its replica when that has so many requests more than the least busy one
     stall_s: float = 300.0  # a replica that gives no token for so long although it has requests is started anew
-    # What turns under way do during a weight update: pause (until it is done) | keep (sampling by the old weights while
-    # the new ones arrive) | abort (they are asked anew, from the tokens they have). Old keys and values are dropped.
-    in_flight: str = "keep"
     parity_every: int = 0  # steps between two parity probes; 0: only the one when a phase of rollouts begins
 
 
@@ -52,6 +56,7 @@ ENGINE_BOUNDS = Bounds(
     choices={
         "backend": ("embedded", "vllm"),
         "dtype": ("float32", "bfloat16"),
+        "weight_sync": ("full", "delta"),
         "attention": ("auto", "FLASH_ATTN", "FLASHINFER", "TRITON_ATTN"),
         "layout": ("processes", "servers", "ray", "colocated"),
         "in_flight": ("pause", "keep", "abort"),
@@ -72,13 +77,18 @@ ENGINE_KEYS = {  # backend -> the keys that only it reads
     "embedded": ("prefill_chunk",),
     "vllm": (
         *("tensor_parallel", "gpu_memory", "prefix_caching", "cuda_graphs", "attention", "cache_gib", "layout"),
-        *("replicas", "urls", "max_skew", "stall_s", "in_flight", "parity_every"),
+        *("replicas", "urls", "max_skew", "stall_s", "parity_every"),
     ),
 }
 
 
 def validate_engine(cfg: EngineConfig) -> None:
-    """No key of another backend is set. ConfigError names the key and the cure."""
+    """No key of another backend is set, and deltas are worth it. ConfigError names the key and the cure."""
+    if cfg.weight_sync == "delta" and cfg.dtype != "bfloat16":
+        raise ConfigError(
+            f"engine.weight_sync=delta saves nothing with engine.dtype={cfg.dtype}, where every value changes with "
+            "every step: set engine.dtype=bfloat16 or engine.weight_sync=full"
+        )
     default = EngineConfig()
     for backend, keys in ENGINE_KEYS.items():
         for key in keys:

@@ -223,7 +223,7 @@ def test_an_evaluation_protocol_has_the_published_values(name: str, capsys: pyte
     [
         (["experiment=deepswe"], "trainer.backend=megatron cannot run yet: choose trainer=adamw"),
         (["experiment=nebius"], "trainer.backend=megatron cannot run yet"),
-        (["experiment=r2e_verifier"], "model.lora_rank=64: adapters cannot be trained yet"),
+        (["experiment=r2e_verifier"], "data=judged_rollouts"),
         (
             ["experiment=recipe_comparison_smoke", "trainer=megatron"],
             "trainer.backend=megatron cannot run yet: choose trainer=adamw",
