@@ -57,7 +57,7 @@ class AgentGroup:
                     samples.append(context)
                     context = [(prompt, False, -1), (_ids(rng, self.summary), False, -1)]
                 continue
-            samples.append([*context, said])
+            samples.append([*context, said, observation])
             kept = action if self.style == "stripped" else thinking + action
             context = [*context, (kept, False, -1), observation]
         if self.style in ("linear", "compacted"):

@@ -10,14 +10,14 @@ at its last target: nothing is computed for what comes after it.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, compress
+from itertools import chain, compress
 
 import torch
 from torch import Tensor
 
+from swe_rl.batching.fit import fit, shared_in_row
 from swe_rl.batching.packing import check_sample
 from swe_rl.batching.places import Place
 from swe_rl.errors import InvariantError
@@ -26,34 +26,16 @@ from swe_rl.types import PackedBatch, TrainSample
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Samples [start, stop) of a forest in one row. Between pieces nothing is shared: a later piece of the same tree
-    repeats the path to its first sample."""
-
-    start: int
-    stop: int
-    tokens: int
-    pairs: int  # (query, key) pairs that attention visits
-
-
-@dataclass(frozen=True, slots=True)
 class Trees:
-    """The samples as a forest, cut into pieces and packed; no tensors of the model yet."""
+    """The samples as a forest, cut and packed; no tensors of the model yet."""
 
     ids: Tensor  # [R] i64 of all samples, each up to its last target
     offsets: Tensor  # [S + 1] i64
     forest: trie.Forest
     wanted: list[list[bool]]  # of each sample, which of its tokens are targets
-    pieces: list[Piece]
-    rows: list[list[int]]  # pieces of each packed row
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(piece.tokens for piece in self.pieces)
-
-    @property
-    def num_pairs(self) -> int:
-        return sum(piece.pairs for piece in self.pieces)
+    rows: list[list[int]]  # places in the forest of the samples of each packed row, rising
+    num_tokens: int  # of all rows
+    num_pairs: int  # (query, key) pairs that attention visits in them
 
 
 def plan_trees(samples: Sequence[TrainSample], *, max_tokens: int, impl: str = "auto") -> Trees:
@@ -72,49 +54,18 @@ def plan_trees(samples: Sequence[TrainSample], *, max_tokens: int, impl: str = "
     forest = trie.build_forest(ids, offsets, impl=impl)
     skip = len(samples) - len(used)  # samples without a target end in the root, before all others
     forest = trie.Forest(forest.order[skip:].clone(), forest.shared[skip:].clone())
-    sizes = [lengths[i] for i in forest.order.tolist()]
-    pieces = cut(sizes, forest.shared.tolist(), max_tokens=max_tokens)
-    rows = trie.first_fit([piece.tokens for piece in pieces], max_tokens, impl=impl)
-    return Trees(ids, offsets, forest, wanted, pieces, rows)
-
-
-def cut(lengths: Sequence[int], shared: Sequence[int], *, max_tokens: int) -> list[Piece]:
-    """Pieces of at most `max_tokens` (or one sample), so that what later pieces repeat is least, and then the fewest.
-
-    lengths and shared of the samples of a forest, in its order. A cut before sample k repeats shared[k] tokens, so the
-    best sum over cuts follows from the best sums before; the samples that fit together with the last are a window that
-    only moves on.
-    """
-    new = [0, *accumulate(length - kept for length, kept in zip(lengths, shared, strict=True))]
-    best: list[tuple[int, int, int]] = [
-        (0, 0, 0)
-    ]  # for the first k samples: repeated tokens, pieces, start of the last
-    window: deque[int] = deque()  # starts of the last piece that may be best, by their sums
-    for k in range(len(lengths)):
-        if not shared[k]:
-            window.clear()  # a tree begins, and a piece with it: joining trees is the packer's work
-        candidate = (best[k][0] + shared[k], best[k][1] + 1)
-        while window and _begun(best, shared, window[-1]) > candidate:
-            window.pop()
-        window.append(k)
-        while window[0] < k and new[k + 1] - new[window[0]] + shared[window[0]] > max_tokens:
-            window.popleft()
-        best.append((*_begun(best, shared, window[0]), window[0]))
-    pieces: list[Piece] = []
-    stop = len(lengths)
-    while stop:
-        start = best[stop][2]
-        kept = [0, *shared[start + 1 : stop]]
-        depths = list(zip(lengths[start:stop], kept, strict=True))
-        tokens = sum(length - low for length, low in depths)
-        pairs = sum(length * (length + 1) // 2 - low * (low + 1) // 2 for length, low in depths)
-        pieces.append(Piece(start, stop, tokens, pairs))
-        stop = start
-    return pieces[::-1]
-
-
-def _begun(best: Sequence[tuple[int, int, int]], shared: Sequence[int], start: int) -> tuple[int, int]:
-    return best[start][0] + shared[start], best[start][1] + 1
+    sizes, shared = [lengths[i] for i in forest.order.tolist()], forest.shared.tolist()
+    rows = fit(sizes, shared, max_tokens=max_tokens, impl=impl)
+    spans = [(sizes[k], low) for row in rows for k, low in zip(row, shared_in_row(row, shared), strict=True)]
+    return Trees(
+        ids=ids,
+        offsets=offsets,
+        forest=forest,
+        wanted=wanted,
+        rows=rows,
+        num_tokens=sum(size - low for size, low in spans),
+        num_pairs=sum(size * (size + 1) // 2 - low * (low + 1) // 2 for size, low in spans),
+    )
 
 
 def tree_batches(
@@ -128,13 +79,12 @@ def tree_batches(
 def _tree_batch(
     samples: Sequence[TrainSample], trees: Trees, row: Sequence[int], *, impl: str
 ) -> tuple[PackedBatch, list[Place]]:
-    chosen = [trees.pieces[i] for i in row]
-    order = torch.cat([trees.forest.order[piece.start : piece.stop] for piece in chosen])
-    shared = torch.cat([trees.forest.shared[piece.start : piece.stop] for piece in chosen])
-    shared[[0, *accumulate(piece.stop - piece.start for piece in chosen[:-1])]] = 0
+    order = trees.forest.order[row]
+    shared = torch.tensor(shared_in_row(row, trees.forest.shared.tolist()), dtype=torch.int64)
     rows = trie.tree_rows(trees.ids, trees.offsets, trie.Forest(order, shared), impl=impl)
     names = order.tolist()
-    bounds = (0, *accumulate(piece.tokens for piece in chosen))
+    borders = (rows.position_ids == 0).nonzero()[:, 0].tolist()  # trees begin at depth 0
+    bounds = (*borders, len(rows.input_ids))
     places, targets, starts = [], [], [0]
     for name, first in zip(names, _starts(trees.offsets, order), strict=True):
         positions = list(compress(range(len(trees.wanted[name])), trees.wanted[name]))

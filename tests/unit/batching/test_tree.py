@@ -9,12 +9,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tree_groups import random_group
 
 from swe_rl.batching.layout import Layout, lay_out
-from swe_rl.batching.tree import cut
 from swe_rl.errors import InvariantError
 from swe_rl.types import TrainSample
 
@@ -41,7 +38,7 @@ def check(samples: list[TrainSample], max_tokens: int) -> Layout:
     assert sorted(placed) == [i for i, sample in enumerate(samples) if any(sample.loss_mask)]
     for batch, places in zip(layout.batches, layout.places, strict=True):
         size = len(batch.input_ids)
-        assert size <= max_tokens or len(places) == 1
+        assert size <= max(max_tokens, *(place.positions[-1] for place in places))
         assert (batch.cu_seqlens_host[0], batch.cu_seqlens_host[-1]) == (0, size)
         rows = torch.arange(size)
         sees = (rows[None, :] <= rows[:, None]) & (batch.kv_end[None, :] > rows[:, None])  # [query, key]
@@ -126,37 +123,3 @@ def test_values_of_states_are_targets_too() -> None:
     assert (batch.target_rows.tolist(), batch.loss_mask.tolist()) == ([0], [False])
     assert (batch.value_targets.tolist(), batch.value_weight.tolist()) == ([2.0], [0.5])
     assert layout.unpack([torch.tensor([7.0])], fill=math.nan)[0][1] == 7.0
-
-
-@st.composite
-def forests(draw: st.DrawFn) -> tuple[list[int], list[int]]:
-    """Lengths and shared lengths that a forest can have."""
-    lengths = draw(st.lists(st.integers(1, 9), min_size=1, max_size=8))
-    shared = [0]
-    for before, length in itertools.pairwise(lengths):
-        shared.append(draw(st.integers(0, min(before, length))))
-    return lengths, shared
-
-
-@given(forests(), st.integers(1, 30))
-def test_cuts_repeat_as_little_as_possible(forest: tuple[list[int], list[int]], max_tokens: int) -> None:
-    """Against every way to cut."""
-    lengths, shared = forest
-
-    def tokens(start: int, stop: int) -> int:
-        return lengths[start] + sum(lengths[k] - shared[k] for k in range(start + 1, stop))
-
-    def cost(borders: list[int]) -> tuple[int, int] | None:
-        parts = list(itertools.pairwise(borders))
-        if any(tokens(a, b) > max_tokens and b - a > 1 for a, b in parts):
-            return None
-        return sum(shared[a] for a, _ in parts), len(parts)
-
-    roots = [k for k in range(1, len(lengths)) if not shared[k]]
-    others = [k for k in range(1, len(lengths)) if shared[k]]
-    chosen = [c for n in range(len(others) + 1) for c in itertools.combinations(others, n)]
-    best = min(found for c in chosen if (found := cost(sorted((0, *roots, *c, len(lengths))))) is not None)
-    pieces = cut(lengths, shared, max_tokens=max_tokens)
-    borders = [piece.start for piece in pieces] + [len(lengths)]
-    assert cost(borders) == best
-    assert [piece.tokens for piece in pieces] == [tokens(a, b) for a, b in itertools.pairwise(borders)]
