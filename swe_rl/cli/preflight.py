@@ -42,8 +42,6 @@ def check_backends(cfg: TrainConfig) -> None:
 def _check_adapters(cfg: TrainConfig) -> None:
     """Checkpoints hold adapters alone, and so do updates of the engine: nothing may need whole weights of before."""
     key = f"model.lora_rank={cfg.model.lora_rank}"
-    if cfg.engine.backend == "vllm":
-        raise ConfigError(f"{key}: engine.backend=vllm takes whole weights only, choose engine=embedded")
     for index, phase in enumerate(cfg.phases):
         if phase.cache:
             raise ConfigError(f"{key}: phases.{phase.name}.cache keeps whole weights, set it to false")

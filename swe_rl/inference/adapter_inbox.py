@@ -39,6 +39,6 @@ class MergingInbox(WeightInbox):
                 self.merged[f"{name}.weight"].copy_(whole)
         return wrong
 
-    def checksums(self) -> dict[str, int]:
+    def checksums(self, sent: Mapping[str, int]) -> Mapping[str, int]:
         """Of the merged weights."""
         return {name: weight_delta.checksum(tensor) for name, tensor in self.merged.items()}

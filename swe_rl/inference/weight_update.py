@@ -140,6 +140,10 @@ class WeightInbox:
         self._plan = None
         return wrong
 
+    def checksums(self, sent: Mapping[str, int]) -> Mapping[str, int]:
+        """Of the engine's weights after a `finish` that found nothing wrong with the trainer's: the same ones."""
+        return sent
+
     def forget(self) -> None:
         """The targets were changed from elsewhere: no delta fits them any more."""
         self._held = None

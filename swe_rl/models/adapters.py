@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterator
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -50,9 +51,10 @@ def adapt(model: nn.Module, *, rank: int, alpha: float) -> None:
         bound = 1.0 / math.sqrt(layer.in_features)
         first = torch.empty(rank, layer.in_features).uniform_(-bound, bound, generator=generator)
         layer.__class__ = AdaptedLinear
-        layer.lora_a = nn.Parameter(first.to(layer.weight))
-        layer.lora_b = nn.Parameter(torch.zeros(layer.out_features, rank).to(layer.weight))
-        layer.scale = alpha / rank
+        adapted = cast(AdaptedLinear, layer)
+        adapted.lora_a = nn.Parameter(first.to(layer.weight))
+        adapted.lora_b = nn.Parameter(torch.zeros(layer.out_features, rank).to(layer.weight))
+        adapted.scale = alpha / rank
 
 
 def is_adapted(model: nn.Module) -> bool:

@@ -63,7 +63,8 @@ class VllmCounters:
 
 class VllmEngine:
     """Implements Policy, inference.base.Engine and weight_update.WeightReceiver. All methods are for the event loop's
-    thread. `refresh` is asked, at the start of a phase, whether the replicas have to be started anew for its model.
+    thread. `refresh` is asked, at the start of a phase, whether the replicas have to be started anew for its model;
+    `inbox` takes updates in buckets into the stored weights (default: as they come).
     """
 
     def __init__(
@@ -74,12 +75,13 @@ class VllmEngine:
         contract: PolicyContract,
         store: WeightStore,
         refresh: Callable[[ModelConfig], bool] = lambda cfg: False,
+        inbox: WeightInbox | None = None,
     ) -> None:
         self.replicas, self.contract = list(replicas), contract
         self.counters = VllmCounters()
         self.policy_version = -1  # none has been published
         self._cfg, self._store, self._refresh = cfg, store, refresh
-        self._inbox = WeightInbox(store.targets)
+        self._inbox = inbox or WeightInbox(store.targets)
         self._plan: UpdatePlan | None = None  # of an update that has been started
         self._router = Router(len(self.replicas), cfg.max_skew)
         self._turns: dict[str, TurnProgress] = {}
@@ -174,7 +176,8 @@ class VllmEngine:
                 self._location = {}
                 await self._pause(abort=False)
             else:
-                await self._switch(plan.version, checksums)
+                held = await asyncio.to_thread(self._inbox.checksums, checksums)
+                await self._switch(plan.version, held)
         finally:
             self._writing.release()
         return wrong

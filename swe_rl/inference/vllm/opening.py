@@ -15,6 +15,7 @@ import torch
 
 from swe_rl.config import EngineConfig, ModelConfig
 from swe_rl.errors import ConfigError
+from swe_rl.inference.adapter_inbox import MergingInbox
 from swe_rl.inference.vllm.devices import replica_gpus
 from swe_rl.inference.vllm.engine import VllmEngine
 from swe_rl.inference.vllm.local import LocalReplica
@@ -23,6 +24,7 @@ from swe_rl.inference.vllm.replica import Replica
 from swe_rl.inference.vllm.server import ServerReplica
 from swe_rl.inference.vllm.settings import check_model, engine_args, write_model_directory
 from swe_rl.inference.vllm.store import WeightStore
+from swe_rl.models.adapters import SUFFIXES, is_adapted
 from swe_rl.models.contract import PolicyContract
 
 if TYPE_CHECKING:
@@ -40,9 +42,10 @@ async def open_vllm(
     """
     check_installed(cfg)
     check_model(model.config, name=name)
-    shapes = {key: p.shape for key, p in model.named_parameters()}
+    shapes = {key: p.shape for key, p in model.named_parameters() if not key.endswith(SUFFIXES)}
     directory = Path(tempfile.mkdtemp(prefix="swe-rl-vllm-"))
     store = WeightStore(shapes, dtype=cfg.dtype)
+    inbox = MergingInbox(model, store.targets) if is_adapted(model) else None
     written: dict[str, Any] = {}
 
     def refresh(_: ModelConfig) -> bool:
@@ -57,7 +60,7 @@ async def open_vllm(
     try:
         refresh(ModelConfig())
         replicas = make_replicas(cfg, contract, directory=directory)
-        async with VllmEngine(replicas, cfg, contract=contract, store=store, refresh=refresh) as engine:
+        async with VllmEngine(replicas, cfg, contract=contract, store=store, refresh=refresh, inbox=inbox) as engine:
             yield engine
     finally:
         store.close()

@@ -47,6 +47,8 @@ def test_adapters_do_not_go_with_whole_weights_of_a_phase() -> None:
         check_backends(make(model=LORA, cache=True))
 
 
-def test_adapters_do_not_go_with_vllm_yet() -> None:
-    with pytest.raises(ConfigError, match=r"model.lora_rank=4"):
-        check_backends(make(model=LORA, engine={"backend": "vllm"}))
+def test_the_reference_of_a_later_phase_is_not_there_after_a_resume() -> None:
+    cfg = make(model=LORA)
+    cfg.phases.append(PhaseConfig(name="more", data="rollouts", steps=2, overrides={"algo": {"kl_coeff": 0.1}}))
+    with pytest.raises(ConfigError, match=r"the reference of phases\.more"):
+        check_backends(cfg)

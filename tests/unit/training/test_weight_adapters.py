@@ -17,6 +17,9 @@ from weight_sync_worker import Receiver
 from swe_rl.config import AlgoConfig, EngineConfig, ModelConfig, TrainerConfig
 from swe_rl.errors import ConfigError
 from swe_rl.inference import EmbeddedEngine
+from swe_rl.inference.adapter_inbox import MergingInbox
+from swe_rl.inference.vllm.engine import VllmEngine
+from swe_rl.inference.vllm.store import WeightStore
 from swe_rl.models.adapters import adapt, adapted_layers
 from swe_rl.models.nano import build_model
 from swe_rl.protocols import SamplingParams
@@ -202,3 +205,40 @@ def test_adapters_are_written_as_peft_reads_them(adapted_backend: Callable[..., 
     assert merged(plain, {"x": torch.ones(1)}) == {"x": torch.ones(1)}
     with pytest.raises(ConfigError, match="no adapters to export"):
         export_adapters(tmp_path / "other", plain, {}, base="nano")
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A vLLM engine over a replica that only loads weights."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "inference"))
+    import vllm_fakes
+
+    return vllm_fakes
+
+
+@pytest.mark.parametrize("adapters", [False, True])
+async def test_a_vllm_replica_loads_what_the_trainer_has(
+    adapted_backend: Callable[..., TorchBackend],
+    make_backend: Callable[..., Any],
+    make_batches: Callable[..., Any],
+    fakes: Any,
+    adapters: bool,
+) -> None:
+    """Deltas go into shared memory, adapters are merged there; restarted replicas find whole weights."""
+    trainer = adapted_backend() if adapters else make_backend()
+    shapes = {name: tensor.shape for name, tensor in trainer.weights().items()}
+    store = WeightStore(shapes, dtype="bfloat16")
+    inbox = MergingInbox(trainer.model, store.targets) if adapters else None
+    replica = fakes.FakeReplica("r0")
+    cfg = EngineConfig(backend="vllm", dtype="bfloat16", weight_sync="delta")
+    async with VllmEngine([replica], cfg, contract=None, store=store, inbox=inbox) as engine:  # type: ignore[arg-type]
+        publisher = WeightPublisher(trainer, [engine], mode="delta", dtype="bfloat16")
+        for step in range(3):
+            report = await publisher.publish()
+            assert (report.delta, report.resync, replica.held) == (step > 0, "", step)
+            for name, weight in trainer.weights().items():
+                if adapters:  # merged from rounded adapters
+                    torch.testing.assert_close(replica.weights[name].float(), weight, rtol=2**-7, atol=2e-3)
+                else:
+                    assert torch.equal(replica.weights[name], weight.bfloat16()), name
+            trainer.train_step(make_batches(seed=step), learning_rate=1e-3)
