@@ -70,7 +70,7 @@ def test_patches_that_no_edit_of_lines_makes(tmp_path: Path) -> None:
     added = b"diff --git a/notes.txt b/notes.txt\nnew file mode 100644\n--- /dev/null\n+++ b/notes.txt\n"
     added += b"@@ -0,0 +1 @@\n+" + noise + b"\n"
     whole = Task(**{**{f: getattr(task, f) for f in Task.__dataclass_fields__}, "gold_patch": task.gold_patch + added})
-    write_tasks(tmp_path / "set", [whole])
+    write_tasks([whole], tmp_path / "set")
     words = ["policy=oracle", "task=dataset", f"task.source={tmp_path / 'set'}", f"run_dir={tmp_path / 'run'}"]
     assert main(["eval", *words]) == 0
     (row,) = results(tmp_path / "run")
@@ -180,7 +180,7 @@ def write_episode(path: Path, task: Task, patch: bytes, *, status: str = "Submit
 
 def test_episodes_of_mini_swe_agent_are_imported_and_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tasks = load_tasks("minirepo", split="heldout", num_tasks=3, seed=5)
-    write_tasks(tmp_path / "set", tasks)
+    write_tasks(tasks, tmp_path / "set")
     folder = tmp_path / "theirs"
     folder.mkdir()
     for index, task in enumerate(read_tasks(tmp_path / "set")):
@@ -211,7 +211,7 @@ def test_episodes_of_mini_swe_agent_are_imported_and_scored(tmp_path: Path, caps
 def test_selection_among_scored_candidates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Right patches beside empty ones, scored by a verifier that is right three times out of four."""
     tasks = load_tasks("minirepo", split="heldout", num_tasks=6, seed=6)
-    write_tasks(tmp_path / "set", tasks)
+    write_tasks(tasks, tmp_path / "set")
     folder = tmp_path / "theirs"
     folder.mkdir()
     for index, task in enumerate(tasks):
