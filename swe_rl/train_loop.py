@@ -39,7 +39,7 @@ from swe_rl.sample_streams import (
     supervised_stream,
 )
 from swe_rl.training import checkpoint, mesh
-from swe_rl.training.parity import compare, sample_probe
+from swe_rl.training.parity import compare, rope_variants, sample_probe
 from swe_rl.training.phase_cache import cached_weights
 from swe_rl.training.rollout_scores import needs_scores, rollout_scores
 from swe_rl.training.run_dir import RunDir
@@ -270,7 +270,9 @@ async def probe_parity(run: Run, cfg: TrainConfig) -> None:
         return
     contract = run.contract(cfg)
     played = await sample_probe(run.engine, contract, nonce=run.position.total)
-    report = await mesh.in_thread(partial(compare, played, contract, score=run.backend.logprobs, anywhere=anywhere))
+    score = run.backend.logprobs
+    without = rope_variants(run.backend.model, cfg.model, score)
+    report = await mesh.in_thread(partial(compare, played, contract, score=score, without=without, anywhere=anywhere))
     run.metrics.message(report.describe())
     if await any_rank(not report.ok):
         raise InvariantError(report.describe())

@@ -25,7 +25,7 @@ async def _probe(cfg: TrainConfig):  # type: ignore[no-untyped-def]  # a ParityR
 
     from swe_rl.agents.rendering import make_renderer
     from swe_rl.cli.engines import contract_of, open_engine
-    from swe_rl.training.parity import compare, sample_probe
+    from swe_rl.training.parity import compare, rope_variants, sample_probe
     from swe_rl.training.torch_backend import TorchBackend
     from swe_rl.training.weight_sync import publish
 
@@ -40,7 +40,9 @@ async def _probe(cfg: TrainConfig):  # type: ignore[no-untyped-def]  # a ParityR
         trainer = replace(cfg.trainer, fsdp=False)  # one process
         backend = TorchBackend(model, trainer, algo=cfg.algo, device=device, dtype=getattr(torch, cfg.model.dtype))
         await publish(backend, engine)
-        return compare(await sample_probe(engine, contract, nonce=0), contract, score=backend.logprobs)
+        played = await sample_probe(engine, contract, nonce=0)
+        without = rope_variants(model, cfg.model, backend.logprobs)
+        return compare(played, contract, score=backend.logprobs, without=without)
 
 
 def _loaded(cfg: TrainConfig) -> tuple[Any, Any]:

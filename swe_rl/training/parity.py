@@ -10,15 +10,19 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
 from swe_rl.batching import to_samples
 from swe_rl.batching.packing import pack_row
+from swe_rl.config import ModelConfig
+from swe_rl.config.model import YARN_KEYS
 from swe_rl.errors import InvariantError
 from swe_rl.models.contract import PolicyContract
+from swe_rl.models.rope import set_rope
 from swe_rl.protocols import Policy, SamplingParams
-from swe_rl.training.parity_causes import PairedTokens, likely_causes
+from swe_rl.training.parity_causes import Evidence, PairedTokens, likely_causes
 from swe_rl.types import PackedBatch, StopReason, TrainSample, Trajectory, Turn
 
 Score = Callable[[Sequence[PackedBatch]], list[Tensor]]  # TorchBackend.logprobs
@@ -87,12 +91,14 @@ def compare(
     contract: PolicyContract,
     *,
     score: Score,
+    without: Mapping[str, Score] | None = None,
     anywhere: Callable[[bool], bool] = bool,
 ) -> ParityReport:
-    """Scores the episodes by the trainer, one per row. Collective where `score` is: `anywhere` then says whether
-    something is so on some rank, and every rank scores equally often."""
+    """Scores the episodes by the trainer, one per row. `without` are scores by a trainer that lacks something by name,
+    see `rope_variants`. Collective where `score` is: `anywhere` then says whether something is so on some rank, and
+    every rank scores equally often."""
     samples = [sample for trajectory in trajectories for sample in to_samples(trajectory, 0.0)]
-    pairs = {sample.trajectory_id: _paired(sample, _scored(sample, score)) for sample in samples}
+    pairs = _pairs(samples, score)
     means = {
         name: _mean([abs(d) for key, pair in pairs.items() if _length_of(key) == name for d in pair.differences])
         for name in ("short", "middle", "long")
@@ -100,17 +106,38 @@ def compare(
     over = any(not mean <= contract.bound for mean in means.values())
     causes: Sequence[str] = ()
     if anywhere(over):
-        tempered = {
-            value: {s.trajectory_id: _paired(s, _scored(replace(s, temperature=value), score)) for s in samples}
-            for value in TEMPERATURES
-        }
-        causes = likely_causes(pairs, tempered, contract) if over else ()
+        tempered = {value: _pairs([replace(s, temperature=value) for s in samples], score) for value in TEMPERATURES}
+        roped = {name: _pairs(samples, lacking) for name, lacking in (without or {}).items()}
+        evidence = Evidence(pairs=pairs, tempered=tempered, roped=roped, contract=contract)
+        causes = likely_causes(evidence) if over else ()
     return ParityReport(
         means=means, bound=contract.bound, num_tokens=sum(len(p.engine) for p in pairs.values()), causes=causes
     )
 
 
 TEMPERATURES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)  # tried when temperatures may differ
+
+
+def rope_variants(model: Any, cfg: ModelConfig, score: Score) -> dict[str, Score]:
+    """Scores by the same model without YaRN, and without its attention factor: what engines have dropped. `score` must
+    use `model`; its rotary embedding is that of `cfg` again afterwards. Empty without YaRN."""
+    if cfg.yarn_factor == 1:
+        return {}
+    plain = ModelConfig()
+    whole = {key: getattr(plain, key) for key in YARN_KEYS}
+    factor = {"yarn_attention_factor": 1.0, "yarn_mscale": 0.0, "yarn_mscale_all_dim": 0.0}
+
+    def variant(changes: Mapping[str, Any]) -> Score:
+        def scored(batches: Sequence[PackedBatch]) -> list[Tensor]:
+            set_rope(model, replace(cfg, **changes))
+            try:
+                return score(batches)
+            finally:
+                set_rope(model, cfg)
+
+        return scored
+
+    return {"YaRN": variant(whole), "YaRN's attention factor": variant(factor)}
 
 
 async def _play(engine: Policy, contract: PolicyContract, *, name: str, length: int, seed: int) -> Trajectory:
@@ -142,6 +169,10 @@ async def _play(engine: Policy, contract: PolicyContract, *, name: str, length: 
         stop_reason=StopReason.MAX_TURNS,
         temperature=contract.temperature,
     )
+
+
+def _pairs(samples: Sequence[TrainSample], score: Score) -> dict[str, PairedTokens]:
+    return {sample.trajectory_id: _paired(sample, _scored(sample, score)) for sample in samples}
 
 
 def _scored(sample: TrainSample, score: Score) -> list[float]:

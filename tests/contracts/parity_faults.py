@@ -14,11 +14,10 @@ from torch import Tensor
 from swe_rl.batching import to_samples
 from swe_rl.batching.packing import pack_row
 from swe_rl.config import ModelConfig
-from swe_rl.models.contract import PolicyContract
 from swe_rl.models.forward import head_weight, packed_forward
 from swe_rl.models.rope import set_rope
 from swe_rl.protocols import Policy, SamplingParams
-from swe_rl.training.parity import ParityReport, compare, sample_probe
+from swe_rl.training.parity import ParityReport, compare, rope_variants, sample_probe
 from swe_rl.training.weight_sync import publish
 from swe_rl.types import Completion, PackedBatch
 
@@ -39,17 +38,10 @@ class Wrapped:
         await self._inner.release(session)
 
 
-async def probe(
-    pair: Pair,
-    *,
-    policy: Any = None,
-    score: Score | None = None,
-    contract: PolicyContract | None = None,
-    nonce: int = 3,
-) -> ParityReport:
-    contract = contract or pair.contract
-    played = await sample_probe(policy or pair.engine, contract, nonce=nonce)
-    return compare(played, contract, score=score or pair.backend.logprobs)
+async def probe(pair: Pair, *, policy: Any = None, score: Score | None = None, nonce: int = 3) -> ParityReport:
+    played = await sample_probe(policy or pair.engine, pair.contract, nonce=nonce)
+    without = rope_variants(pair.backend.model, MODEL, pair.backend.logprobs)
+    return compare(played, pair.contract, score=score or pair.backend.logprobs, without=without)
 
 
 async def another_temperature(pair: Pair) -> ParityReport:
@@ -186,12 +178,12 @@ FAULTS: dict[str, tuple[Callable[[Pair], Any], str]] = {
     "shifted": (shifted_logprobs, "shifted by one token"),
     "bf16 head": (head_in_bf16, "precision"),
     "swapped shards": (swapped_shards, "weights"),
-    "dropped YaRN": (dropped_yarn, "rotary embedding"),
+    "dropped YaRN": (dropped_yarn, "fit without YaRN,"),
 }
 ONLY_VLLM: dict[str, tuple[Callable[[Pair], Any], str]] = {
     "top_k": (top_k_left_on, "top_k"),
     "stale cache": (stale_prefix_cache, "stale prefix cache"),
 }
 ONLY_EMBEDDED: dict[str, tuple[Callable[[Pair], Any], str]] = {
-    "dropped attention factor": (dropped_attention_factor, "rotary embedding"),
+    "dropped attention factor": (dropped_attention_factor, "fit without YaRN's attention factor,"),
 }

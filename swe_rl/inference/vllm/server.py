@@ -35,13 +35,19 @@ TAIL_CHARS = 2000  # of a server's output, shown when it does not start
 
 
 class ServerReplica:
-    """Implements Replica. `args` are keyword arguments of vLLM's AsyncEngineArgs, `gpus` see devices.py; with `url`
-    there are none."""
+    """Implements Replica. `args` are keyword arguments of vLLM's AsyncEngineArgs, `gpus` see devices.py, `port` 0
+    takes a free one; with `url` there are none."""
 
     def __init__(
-        self, name: str, *, args: Mapping[str, Any] | None = None, gpus: Sequence[int] = (), url: str = ""
+        self,
+        name: str,
+        *,
+        args: Mapping[str, Any] | None = None,
+        gpus: Sequence[int] = (),
+        port: int = 0,
+        url: str = "",
     ) -> None:
-        self.name, self.url, self._gpus = name, url.rstrip("/"), list(gpus)
+        self.name, self.url, self._gpus, self._port = name, url.rstrip("/"), list(gpus), port
         self._args = None if args is None else dict(args)
         self._process: subprocess.Popen[bytes] | None = None
         self._output: Any = None
@@ -154,7 +160,7 @@ class ServerReplica:
             self._output = None
 
     def _spawn(self, args: dict[str, Any]) -> None:
-        port = _free_port()
+        port = self._port or _free_port()
         self.url = f"http://127.0.0.1:{port}"
         environment = dict(os.environ, VLLM_SERVER_DEV_MODE="1")  # it has the calls that update weights
         prepare_environment(environment, gpus=self._gpus)
