@@ -47,6 +47,7 @@ from swe_rl.training.schedule import learning_rate
 from swe_rl.training.stats import step_metrics
 from swe_rl.training.step_batches import optimizer_steps, packed_step
 from swe_rl.training.torch_backend import TorchBackend
+from swe_rl.training.weight_adapters import export_adapters
 from swe_rl.training.weight_sync import WeightPublisher
 from swe_rl.types import StepStats, Task, TrainSample, Trajectory
 
@@ -342,10 +343,13 @@ async def save_checkpoint(run: Run) -> None:
 
 
 def export(run: Run, directory: Path) -> None:
-    """The present weights as a Hugging Face directory. Collective."""
+    """The present weights as a Hugging Face directory, adapters merged, and the adapters alone in it. Collective."""
     weights = run.backend.weights()
+    adapters = run.backend.masters.full() if run.cfg.model.lora_rank else {}
     if mesh.is_main():
         checkpoint.export(directory, weights, model_config=run.backend.model.config, tokenizer=run.tokenizer)
+        if adapters:
+            export_adapters(directory / "adapter", run.backend.model, adapters, base=run.cfg.model.name)
     mesh.barrier()
 
 
