@@ -36,7 +36,8 @@ class Episodes:
     mean_tokens: int  # context at the end of an episode
     max_tokens: int
     sampled_tokens: int  # of the mean_tokens, those that the policy wrote
-    waiting_s: float  # tools and tests of one episode
+    waiting_s: float  # tools of one episode
+    longest_waiting_s: float  # of the one with most turns
 
 
 def kv_bytes(shape: ModelShape, *, tensor_parallel: int, dtype: str) -> int:
@@ -83,5 +84,5 @@ def rollout_seconds(
     prefill /= device.flops * efficiency.matmul * tensor
     each = episodes.sampled_tokens * step + running * prefill  # a wave's prefills share the GPUs
     waves = episodes.count / engine.replicas / running
-    longest = episodes.max_tokens / episodes.mean_tokens * (episodes.sampled_tokens * step + episodes.waiting_s)
+    longest = episodes.max_tokens / episodes.mean_tokens * episodes.sampled_tokens * step + episodes.longest_waiting_s
     return max(waves * (each + episodes.waiting_s), longest)

@@ -66,9 +66,6 @@ def problem(layout: Layout, shape: ModelShape, *, gpus_per_node: int, rows_per_s
         return f"TP{tensor} would leave the node of {gpus_per_node} GPUs"
     if layout.context & (layout.context - 1):
         return f"CP{layout.context} is no power of two: rows could not be cut evenly among heads and tiles"
-    together = tensor * layout.context
-    if together % gpus_per_node and gpus_per_node % together:
-        return f"TP{tensor} x CP{layout.context} neither fill nodes of {gpus_per_node} GPUs nor divide one"
     for what, number in (("query heads", shape.num_heads), ("key-value heads", shape.num_kv_heads)):
         if number % tensor:
             return f"TP{tensor} does not divide the {number} {what}"
@@ -76,6 +73,9 @@ def problem(layout: Layout, shape: ModelShape, *, gpus_per_node: int, rows_per_s
         return f"TP{tensor} does not divide the rows of the MLP"
     if shape.num_layers % layout.pipeline:
         return f"PP{layout.pipeline} does not divide the {shape.num_layers} layers"
+    together = tensor * layout.context
+    if together % gpus_per_node and gpus_per_node % together:
+        return f"TP{tensor} x CP{layout.context} neither fill nodes of {gpus_per_node} GPUs nor divide one"
     if max(shape.num_experts, 1) % layout.expert:
         return f"EP{layout.expert} does not divide the {shape.num_experts} experts"
     if (layout.data * layout.context) % layout.expert:

@@ -82,6 +82,7 @@ def _phase(cfg: TrainConfig, phase: PhaseConfig, assumed: Assumptions) -> PhaseW
             max_tokens=longest,
             sampled_tokens=max(int(mean * assumed.sampled_share), 1),
             waiting_s=turns * assumed.tool_s,
+            longest_waiting_s=cfg.agent.max_turns * assumed.tool_s,
         )
         if sampling
         else None,
