@@ -92,7 +92,7 @@ def job_command(job: Job, options: Options, *, command: str) -> list[str]:
     passed_on = ["--config-dir", options.config_dir] if options.config_dir else []
     resume = ["resume=true"] if (job.run_dir / "config.yaml").exists() else []
     words = [*passed_on, *job.overrides, f"run_dir={job.run_dir}", *resume]
-    return [sys.executable, "-m", *launcher, "swe_rl", command, *words]
+    return [sys.executable, "-m", *launcher, "swe_rl", *command.split(), *words]
 
 
 def _start(job: Job, jobs: Jobs, options: Options, *, command: str) -> subprocess.Popen[bytes]:

@@ -11,6 +11,7 @@ RUN/selection/          tables and curves of `swe-rl verify select`
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -42,6 +43,8 @@ def main(argv: Sequence[str]) -> int:
 def validate_pipeline(cfg: TrainConfig) -> None:
     """As for a verifier, and: there is something to select from, and a demonstrator where one is asked for."""
     validate_judged(cfg)
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
+        raise ConfigError("swe-rl verify pipeline is one process: start it without torchrun (verify train may have it)")
     if not cfg.eval.splits:
         raise ConfigError("eval.splits is empty, so there is nothing to select from: add eval.splits.heldout=128")
     if cfg.eval.samples_per_task < 2:
@@ -125,7 +128,6 @@ async def train_test_agent(session: Session) -> Path:
     """The policy imitates test-writing demonstrations; the engine then samples with its weights."""
     from swe_rl.cli.verify_stored import TEST_AGENT
     from swe_rl.training import checkpoint
-    from swe_rl.training.weight_sync import publish
 
     run = session.run
     directory = run.dir.phase_weights(TEST_AGENT)
@@ -138,7 +140,7 @@ async def train_test_agent(session: Session) -> Path:
         checkpoint.export(
             directory, run.backend.weights(), model_config=run.backend.model.config, tokenizer=run.tokenizer
         )
-    await publish(run.backend, run.engine)
+    await run.publisher.publish()
     return directory
 
 

@@ -13,6 +13,7 @@ from swe_rl.cli.rollout import rollout_files
 from swe_rl.config import AgentConfig, ModelConfig, SandboxConfig, TaskConfig, TrainConfig
 from swe_rl.errors import ConfigError
 from swe_rl.evaluation.verifier_data import tasks_by_id
+from swe_rl.evaluation.verifier_model import MANIFEST
 from swe_rl.models.tokenizers import read_tokenizer
 from swe_rl.rollout.journal import read_journal, read_parquet
 from swe_rl.types import Task, Trajectory
@@ -35,7 +36,8 @@ class StoredRun:
     def renderer(self) -> Renderer:
         """Of the tokenizer that the rollouts were sampled with: of the policy evaluated, else of the run's own
         weights, else of the configured model."""
-        own = sorted(self.path.glob("phases/*/tokenizer.json"))
+        stored = sorted(self.path.glob("phases/*/tokenizer.json"))
+        own = [file for file in stored if not (file.parent / MANIFEST).exists()]  # a verifier's may have more tokens
         folder = weights_of(self.policy) if self.policy else own[-1].parent if own else None
         if folder is not None and (folder / "tokenizer.json").is_file():
             tokenizer = read_tokenizer(str(folder))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from swe_rl.evaluation.candidates import Candidate
     from swe_rl.evaluation.verifier_data import Question
     from swe_rl.train_loop import Run
+    from swe_rl.training.torch_backend import TorchBackend
     from swe_rl.types import StepStats, Task, Trajectory
 
 
@@ -95,20 +96,21 @@ async def open_session(composed: Composed[TrainConfig]) -> AsyncIterator[Session
 async def sample(
     session: Session, tasks: Sequence[Task], count: int, *, phase: str, temperature: float, **changes: Any
 ) -> list[Trajectory]:
-    """`count` attempts at each task, in the order of tasks; from the journal what is there. KeyboardInterrupt when
-    drained on the way: a resumed run goes on from there."""
+    """`count` attempts at each task, in the order of tasks; from the journal what is there. Under torchrun each rank
+    samples its share, and all get all. KeyboardInterrupt when drained on the way: a resumed run goes on from there."""
     run = session.run
+    own = run.share.of(tasks)
     collector = run.use(run.make_collector(session.cfg, **changes))
-    run.progress.begin(phase, rollouts_per_step=len(tasks) * count)
+    run.progress.begin(phase, rollouts_per_step=len(own) * count)
     found: list[Trajectory] = []
-    groups = collector.groups(tasks, group_size=count, phase=phase, step=0, temperature=temperature, ordered=True)
+    groups = collector.groups(own, group_size=count, phase=phase, step=0, temperature=temperature, ordered=True)
     async with aclosing(groups):
         async for group in groups:
             found += group.trajectories
     if run.stopping:
         raise KeyboardInterrupt
     run.journal.compact_all()
-    return found
+    return await run.share.all_of(found, tasks)
 
 
 async def train_verifier(session: Session) -> Path:
@@ -179,10 +181,24 @@ def _with_answers(cfg: TrainConfig) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def _fit(session: Session, questions: Sequence[Question], directory: Path) -> None:
-    """Trains a copy of the policy on the answers and writes it."""
+def _backend(run: Run, cfg: TrainConfig) -> tuple[TorchBackend, Any]:
+    """(what is trained, its tokenizer): the policy's own backend, as the engine has a copy of the weights; another model
+    where there are tokens for the answers, or where the policy is still needed to become a test agent."""
     import torch
 
+    from swe_rl.training.torch_backend import TorchBackend
+
+    settings: dict[str, Any] = {"algo": cfg.algo, "objective": "cross_entropy"}
+    settings["dtype"] = getattr(torch, cfg.model.dtype)
+    if cfg.verifier.answer_tokens or cfg.verifier.test_tasks:
+        model, tokenizer = _with_answers(cfg)
+        return TorchBackend(model, cfg.trainer, device=run.backend.device, **settings), tokenizer
+    run.backend.new_phase(cfg.trainer, **settings)
+    return run.backend, run.tokenizer
+
+
+def _fit(session: Session, questions: Sequence[Question], directory: Path) -> None:
+    """Trains the policy to answer, and writes it."""
     from swe_rl.agents.rendering import make_renderer
     from swe_rl.evaluation.verifier_data import to_sample
     from swe_rl.evaluation.verifier_model import Manifest, save_verifier
@@ -190,13 +206,10 @@ def _fit(session: Session, questions: Sequence[Question], directory: Path) -> No
     from swe_rl.metrics import Progress
     from swe_rl.training import mesh
     from swe_rl.training.stats import step_metrics
-    from swe_rl.training.torch_backend import TorchBackend
+    from swe_rl.training.weight_adapters import export_adapters
 
     run, phase, cfg = session.run, session.phase, phase_config(session.cfg, session.phase)
-    model, tokenizer = _with_answers(cfg)
-    backend = TorchBackend(
-        model, cfg.trainer, algo=cfg.algo, objective="cross_entropy", dtype=getattr(torch, cfg.model.dtype)
-    )
+    backend, tokenizer = _backend(run, cfg)
     renderer = make_renderer(tokenizer)
 
     def on_step(step: int, steps: int, stats: StepStats) -> None:
@@ -213,15 +226,19 @@ def _fit(session: Session, questions: Sequence[Question], directory: Path) -> No
         tasks=tuple(sorted({question.task_id for question in questions})),
         repositories=tuple(sorted({question.repository for question in questions})),
     )
-    weights = backend.weights()
+    weights = backend.weights()  # with adapters merged
+    adapters = backend.masters.full() if cfg.model.lora_rank else {}
     if mesh.is_main():
-        save_verifier(directory, weights, manifest, model_config=model.config, tokenizer=tokenizer)
+        save_verifier(directory, weights, manifest, model_config=backend.model.config, tokenizer=tokenizer)
+        if adapters:
+            export_adapters(directory / "adapter", backend.model, adapters, base=cfg.model.name)
 
 
 async def judge_heldout(session: Session, directory: Path) -> list[Candidate]:
     """Samples the held-out tasks, writes them as candidates with their scores, and tells how good the scores are."""
     from swe_rl.cli.verify_quality import write_quality
     from swe_rl.evaluation.candidates import FILE_NAME, candidate_of, write_candidates
+    from swe_rl.training import mesh
 
     cfg, run = session.cfg, session.run
     for split, tasks in run.eval_tasks.items():
@@ -240,8 +257,9 @@ async def judge_heldout(session: Session, directory: Path) -> list[Candidate]:
         for item in session.attempts
         for found in [scores[item.trajectory_id]]
     ]
-    write_candidates(run.dir.path / FILE_NAME, candidates)
-    session.say(write_quality(run.dir.path, candidates))
+    if mesh.is_main():
+        write_candidates(run.dir.path / FILE_NAME, candidates)
+        session.say(write_quality(run.dir.path, candidates))
     return candidates
 
 

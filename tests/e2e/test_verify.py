@@ -96,11 +96,19 @@ def test_the_whole_pipeline_and_its_pieces(tmp_path: Path) -> None:
     assert {item.trajectory_id: item.ef_score for item in read_candidates(run)} == pytest.approx(want, abs=1e-5)
     reward_of_a_policy(tmp_path, verifier=run / "phases" / "verifier", start=start)
     # recorded attempts of one run train a verifier in another
-    words = ["experiment=test_time_scaling", *SMALL, f"init_weights={start}", f"phases=[{JUDGED}]", "~eval.splits.heldout"]
+    words = [
+        "experiment=test_time_scaling",
+        *SMALL,
+        f"init_weights={start}",
+        f"phases=[{JUDGED}]",
+        "~eval.splits.heldout",
+    ]
+    words += ["model.lora_rank=4", "model.lora_alpha=8"]  # adapters instead of all weights, merged in the end
     words += [f"verifier.rollouts=[{run}]", "verifier.balance=none", f"run_dir={tmp_path / 'second'}"]
     second = swe_rl("verify", "train", *words)
     assert second.returncode == 0, second.stderr[-3000:]
     wider = tmp_path / "second" / "phases" / "verifier"
+    assert (wider / "adapter" / "adapter_config.json").is_file()
     assert tasks < set(read_manifest(wider).tasks)
     refused = swe_rl("verify", "score", str(run), "--verifier", str(wider))
     assert refused.returncode == 2
