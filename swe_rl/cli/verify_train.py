@@ -182,8 +182,8 @@ def _with_answers(cfg: TrainConfig) -> tuple[Any, Any]:
 
 
 def _backend(run: Run, cfg: TrainConfig) -> tuple[TorchBackend, Any]:
-    """(what is trained, its tokenizer): the policy's own backend, as the engine has a copy of the weights; another model
-    where there are tokens for the answers, or where the policy is still needed to become a test agent."""
+    """(what is trained, its tokenizer): the policy's own backend, since the engine has a copy of the weights; a second
+    model where there are tokens for the answers, or where the policy is still needed to become a test agent."""
     import torch
 
     from swe_rl.training.torch_backend import TorchBackend
