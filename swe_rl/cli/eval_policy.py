@@ -131,8 +131,8 @@ async def _open_model(cfg: EvaluationConfig) -> AsyncIterator[OpenPolicy]:
     import torch
 
     from swe_rl.cli.build import load_policy
+    from swe_rl.cli.engines import contract_of, open_engine
     from swe_rl.cli.preflight import check_backends, check_cache
-    from swe_rl.inference import EmbeddedEngine
     from swe_rl.training import mesh
 
     folder = weights_of(cfg.policy) if cfg.policy else None
@@ -148,11 +148,22 @@ async def _open_model(cfg: EvaluationConfig) -> AsyncIterator[OpenPolicy]:
         renderer = make_renderer(tokenizer, thinking=cfg.agent.thinking, observations=cfg.agent.observations)
         check_cache(train, model.config, device=device)
         model.to(device)
-        async with EmbeddedEngine(model, cfg.engine, max_context=cfg.agent.max_context_tokens) as engine:
+        contract = contract_of(train, model, tokenizer=tokenizer, stop_ids=renderer.stop_ids)
+        async with open_engine(train, model, contract) as engine:
+            if train.engine.backend != "embedded":  # that one has copied the model; others start without weights
+                await engine.update_weights({name: p.detach() for name, p in model.named_parameters()}, version=0)
             source = str(folder or train.model.name)
-            yield OpenPolicy(policy=engine, renderer=renderer, name=cfg.name or cfg.policy or source, source=source)
+            name = cfg.name or (short_name(folder) if folder else train.model.name)
+            yield OpenPolicy(policy=engine, renderer=renderer, name=name, source=source)
     finally:
         mesh.shutdown()
+
+
+def short_name(folder: Path) -> str:
+    """RUN/PHASE for the weights of a run, else the name of the directory: no paths of this machine in predictions."""
+    folder = folder.resolve()
+    inside = folder.parent.name in ("phases", "checkpoints")
+    return f"{folder.parent.parent.name}/{folder.name}" if inside else folder.name
 
 
 @asynccontextmanager

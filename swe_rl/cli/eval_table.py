@@ -108,14 +108,14 @@ def _share(counts: Mapping[str, int], name: str) -> str:
 
 
 def _parts(rows: Sequence[Mapping[str, Any]], key: str) -> str:
-    """Success by a field of tasks, the most tasks first; nothing where all tasks agree."""
+    """Success by a field of tasks, repositories with the most tasks first; nothing where all tasks agree."""
     sizes: dict[str, int] = {}
     for row in rows:
         for name, (_, _, count) in row[f"by_{key}"].items():
             sizes[name] = max(sizes.get(name, 0), count)
     if len(sizes) < 2:
         return ""
-    names = sorted(sizes, key=lambda name: (-sizes[name], name))
+    names = sorted(sizes, key=lambda name: (-sizes[name] if key == "repository" else 0, name))
     lines = [[name, *(_part_cell(row[f"by_{key}"].get(name)) for row in rows)] for name in names[:SHOWN_PARTS]]
     left = len(names) - SHOWN_PARTS
     lines += [[f"and {left} more", *("" for _ in rows)]] if left > 0 else []

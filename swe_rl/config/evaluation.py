@@ -78,8 +78,8 @@ class EvaluationConfig:
         if self.kind != "scripted":
             return cfg
         # A script has no context window: what it shows and says counts for nothing.
-        free = {"max_context_tokens": 1 << 24, "max_turn_tokens": 1 << 20, "max_generated_tokens": 0}
-        return replace(cfg, agent=replace(cfg.agent, **free))
+        agent = replace(cfg.agent, max_context_tokens=1 << 24, max_turn_tokens=1 << 20, max_generated_tokens=0)
+        return replace(cfg, agent=agent)
 
 
 SEQUENTIAL_BOUNDS = Bounds(positive=("threshold", "batch_tokens"), at_most_one=("threshold",))

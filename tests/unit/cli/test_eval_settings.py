@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from swe_rl.cli.dispatch import main
-from swe_rl.cli.eval_policy import spelt_out, weights_of, with_settings_of_run
+from swe_rl.cli.eval_policy import short_name, spelt_out, weights_of, with_settings_of_run
 from swe_rl.cli.hydra_entry import compose_config
 from swe_rl.config.evaluation import EvaluationConfig, validate_evaluation
 from swe_rl.errors import ConfigError
@@ -81,6 +81,8 @@ def test_the_newest_weights_of_a_run(tmp_path: Path) -> None:
             os.utime(folder / file, (1_000_000 - age, 1_000_000 - age))
     assert weights_of(str(tmp_path)) == tmp_path / "phases" / "rl"
     assert weights_of(str(tmp_path / "phases" / "warm")) == tmp_path / "phases" / "warm"
+    assert short_name(tmp_path / "phases" / "rl") == f"{tmp_path.name}/rl"
+    assert short_name(tmp_path) == tmp_path.name
     assert weights_of("lab/model") is None, "a hub name"
     assert weights_of("oracle") is weights_of("http://h:1/v1") is None
     (tmp_path / "empty").mkdir()
