@@ -26,6 +26,7 @@ from gpu_weight_delta import weight_delta_section
 from head_cases import HeadCase, HeadInputs, make_inputs
 from head_providers import NOTES, PROVIDERS, SCORING, first_line, run_provider, versions
 from measure import interleaved, peak_memory
+from rope_suite import rope_section
 
 ROOT = Path(__file__).resolve().parent.parent
 BASELINE = Path(__file__).resolve().parent / "baselines" / "gpu.csv"
@@ -181,6 +182,7 @@ SECTIONS: dict[str, Callable[[Suite], None]] = {
     "head_speed": head_speed,
     "scoring": scoring,
     "weight_delta": weight_delta_section,
+    "rope": rope_section,
 }
 
 

@@ -93,10 +93,10 @@ class PackedCoreAttention(nn.Module):
             kv_end, positions = row_mask(packed_seq_params, len(query), query.device)
             return self._row(query, key, value, kv_end, positions).flatten(1)
         length, batch = query.shape[:2]
-        rows = (x.transpose(0, 1).flatten(0, 1) for x in (query, key, value))  # sequence by sequence
+        q, k, v = (x.transpose(0, 1).flatten(0, 1) for x in (query, key, value))  # sequence by sequence
         index = torch.arange(length * batch, device=query.device)
         kv_end = ((index // length + 1) * length).to(torch.int32)
-        out = self._row(*rows, kv_end, index % length)
+        out = self._row(q, k, v, kv_end, index % length)
         return out.unflatten(0, (batch, length)).transpose(0, 1).flatten(2).contiguous()
 
     def _row(self, q: Tensor, k: Tensor, v: Tensor, kv_end: Tensor, positions: Tensor) -> Tensor:
@@ -185,7 +185,7 @@ def layer_spec(*, rope: Rope | None, attention_impl: str = "auto", rope_impl: st
 
 def use_core_attention(spec: Any, *, rope: Rope | None, attention_impl: str = "auto", rope_impl: str = "auto") -> None:
     """Puts PackedCoreAttention into a layer spec, in place. ConfigError for a spec without self-attention."""
-    attention = getattr(getattr(spec.submodules, "self_attention", None), "submodules", None)
+    attention: Any = getattr(getattr(spec.submodules, "self_attention", None), "submodules", None)
     if not hasattr(attention, "core_attention"):
         raise ConfigError(f"the layer spec of {getattr(spec, 'module', spec)} has no self_attention.core_attention")
     attention.core_attention = functools.partial(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -139,6 +141,7 @@ def test_bad_impl_is_one_line() -> None:
             rope(**bad(impl="triton"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("triton", TRITONS)
 def test_the_kernel_in_the_interpreter(triton: str) -> None:
     require(triton != INSTALLED or importlib.util.find_spec("triton") is not None, "package triton")
@@ -146,3 +149,26 @@ def test_the_kernel_in_the_interpreter(triton: str) -> None:
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
     assert "skipped" not in done.stdout
+
+
+def gates(report: dict[str, Any]) -> list[str]:
+    """What speaks against a compiled kernel: it only moves bytes, so nothing may be spilled and little staged."""
+    found = {
+        f"spills {report['spill_bytes']} bytes": report["spill_bytes"] > 0,
+        f"needs {report['registers']} registers": report["registers"] > 128,
+        f"has {report['fp64']} fp64 instructions": report["fp64"] > 0,
+        f"needs {report['shared_bytes']} bytes of shared memory": report["shared_bytes"] > 4096,
+    }
+    return [f"{report['variant']} {fault}" for fault, is_so in found.items() if is_so]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("triton", TRITONS)
+def test_the_kernel_compiles_for_hopper(triton: str, tmp_path: Path) -> None:
+    require(triton != INSTALLED or importlib.util.find_spec("triton") is not None, "package triton")
+    command = ["benchmarks/aot_rope.py", "--arch", "90", "--json"]
+    done = run_with_triton(triton, command, TRITON_CACHE_DIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr[-4000:]
+    reports = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(reports) == 9
+    assert not [fault for report in reports for fault in gates(report)]
