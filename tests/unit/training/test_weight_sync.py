@@ -274,14 +274,16 @@ async def test_two_ranks_with_shards_send_what_one_rank_sends(tmp_path: Any, mon
     """FSDP2 over gloo: each rank's engine gets the whole model, no rank gathers a tensor, and checksums add up."""
     monkeypatch.syspath_prepend(str(worker.REGRESSIONS))
     ranks = worker.run_ranks(tmp_path, 2)
-    for mode in ("full", "delta"):
-        alone = await worker.publish_versions(*worker.trainer_and_batches(), mode)
+    for mode in worker.MODES:
+        alone = await worker.publish_versions(*worker.trainer_and_batches(mode), mode)
         for found in (rank[mode] for rank in ranks):
             assert found["gathered_whole"] == 0
             assert found["largest_bucket"] <= worker.BUCKET_BYTES
             assert found["reports"] == alone["reports"]
             for name, tensor in alone["weights"].items():
                 assert torch.equal(found["weights"][name], tensor), name
+            for name, tensor in alone["merged"].items():
+                torch.testing.assert_close(found["merged"][name], tensor, rtol=1e-9, atol=1e-9)
 
 
 def test_the_plan_names_every_tensor(make_backend: Callable[..., Any]) -> None:

@@ -25,6 +25,7 @@ from swe_rl.inference.weight_update import DTYPES, UpdatePlan, WeightBucket, Wei
 from swe_rl.ops.weight_delta import Delta
 
 BUCKET_BYTES = 4096
+MODES = ("full", "delta", "adapters")  # adapters: deltas of a model with adapters
 REGRESSIONS = Path(__file__).parents[2] / "regressions"
 
 
@@ -99,7 +100,8 @@ async def publish_versions(backend: Any, batches: Any, mode: str) -> dict[str, A
     from swe_rl.training.weight_sync import WeightPublisher
 
     engine = Receiver(backend)
-    publisher = WeightPublisher(backend, [engine], mode=mode, dtype="bfloat16", bucket_bytes=BUCKET_BYTES)
+    sent = "full" if mode == "full" else "delta"
+    publisher = WeightPublisher(backend, [engine], mode=sent, dtype="bfloat16", bucket_bytes=BUCKET_BYTES)
     reports = []
     calls: list[str] = []
     for step in range(3):
@@ -113,6 +115,7 @@ async def publish_versions(backend: Any, batches: Any, mode: str) -> dict[str, A
         "gathered_whole": len(calls),
         "largest_bucket": max(engine.bucket_bytes),
         "weights": dict(engine.inbox.targets),
+        "merged": {name: tensor.clone() for name, tensor in backend.weights().items()},
     }
 
 
@@ -132,16 +135,19 @@ def _counting_whole_gathers(calls: list[str]) -> Iterator[None]:
         DTensor.full_tensor = original  # type: ignore[method-assign]
 
 
-def trainer_and_batches() -> tuple[Any, Any]:
+def trainer_and_batches(mode: str) -> tuple[Any, Any]:
     """Sharded where there are several ranks; in fp64, so that sums over ranks round to the same bf16 values."""
     import gradients_worker
 
     from swe_rl.config import TrainerConfig
+    from swe_rl.models.adapters import adapt
     from swe_rl.training import mesh
     from swe_rl.training.torch_backend import TorchBackend
 
     rank, world = mesh.rank(), mesh.world_size()
     model = gradients_worker.build_model(torch.float64)
+    if mode == "adapters":
+        adapt(model, rank=3, alpha=6.0)
     backend = TorchBackend(model, TrainerConfig(fsdp=world > 1), algo=gradients_worker.ALGO)
     return backend, gradients_worker.rank_share(gradients_worker.make_samples(), rank=rank, world=world)
 
@@ -151,7 +157,7 @@ def main(folder: str) -> None:
 
     torch.set_num_threads(1)
     mesh.init_distributed(device="cpu")
-    found = {mode: asyncio.run(publish_versions(*trainer_and_batches(), mode)) for mode in ("full", "delta")}
+    found = {mode: asyncio.run(publish_versions(*trainer_and_batches(mode), mode)) for mode in MODES}
     torch.save(found, Path(folder) / f"rank-{mesh.rank()}.pt")
     mesh.barrier()
     mesh.shutdown()
