@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .attention_tiles import LOG2_E, load_rows, masked_scores, row_constants, store_rows, tile_columns, tile_rows
+from .attention_tiles import LOG2_E, load_rows, log2_sums, masked_scores, store_rows, tile_columns, tile_rows
 from .launch import KernelConfig, cdiv, on_device
 
 DELTA_ROWS = 64
@@ -22,11 +22,11 @@ KEY_CONFIGS = {  # of dK and dV; see attention_forward.CONFIGS
     (8, 128): KernelConfig({"BLOCK_M": 32, "BLOCK_N": 128}, num_warps=8, num_stages=1),
     (8, 256): KernelConfig({"BLOCK_M": 32, "BLOCK_N": 32}, num_warps=8, num_stages=1),
     (9, 64): KernelConfig({"BLOCK_M": 64, "BLOCK_N": 128}, num_warps=8, num_stages=2),
-    (9, 128): KernelConfig({"BLOCK_M": 64, "BLOCK_N": 128}, num_warps=8, num_stages=2),
-    (9, 256): KernelConfig({"BLOCK_M": 32, "BLOCK_N": 64}, num_warps=8, num_stages=1),
+    (9, 128): KernelConfig({"BLOCK_M": 64, "BLOCK_N": 64}, num_warps=8, num_stages=2),  # 64 x 128 spills 312 bytes
+    (9, 256): KernelConfig({"BLOCK_M": 32, "BLOCK_N": 32}, num_warps=8, num_stages=1),
     (10, 64): KernelConfig({"BLOCK_M": 64, "BLOCK_N": 128}, num_warps=8, num_stages=2),
-    (10, 128): KernelConfig({"BLOCK_M": 64, "BLOCK_N": 128}, num_warps=8, num_stages=2),
-    (10, 256): KernelConfig({"BLOCK_M": 32, "BLOCK_N": 64}, num_warps=8, num_stages=1),
+    (10, 128): KernelConfig({"BLOCK_M": 64, "BLOCK_N": 64}, num_warps=8, num_stages=2),
+    (10, 256): KernelConfig({"BLOCK_M": 32, "BLOCK_N": 32}, num_warps=8, num_stages=1),
 }
 QUERY_CONFIGS = {  # of dQ
     (8, 64): KernelConfig({"BLOCK_M": 64, "BLOCK_N": 64}, num_warps=4, num_stages=2),
@@ -34,13 +34,15 @@ QUERY_CONFIGS = {  # of dQ
     (8, 256): KernelConfig({"BLOCK_M": 32, "BLOCK_N": 32}, num_warps=8, num_stages=1),
     (9, 64): KernelConfig({"BLOCK_M": 128, "BLOCK_N": 64}, num_warps=8, num_stages=2),
     (9, 128): KernelConfig({"BLOCK_M": 128, "BLOCK_N": 64}, num_warps=8, num_stages=2),
-    (9, 256): KernelConfig({"BLOCK_M": 64, "BLOCK_N": 32}, num_warps=8, num_stages=1),
+    (9, 256): KernelConfig({"BLOCK_M": 128, "BLOCK_N": 32}, num_warps=8, num_stages=1),
     (10, 64): KernelConfig({"BLOCK_M": 128, "BLOCK_N": 64}, num_warps=8, num_stages=2),
     (10, 128): KernelConfig({"BLOCK_M": 128, "BLOCK_N": 64}, num_warps=8, num_stages=2),
     (10, 256): KernelConfig({"BLOCK_M": 64, "BLOCK_N": 32}, num_warps=8, num_stages=1),
 }
 FULL_CONFIGS = {  # fp32, exact products
-    columns: KernelConfig({"BLOCK_M": 32, "BLOCK_N": 32}, num_warps=4, num_stages=1) for columns in (64, 128, 256)
+    64: KernelConfig({"BLOCK_M": 32, "BLOCK_N": 32}, num_warps=8, num_stages=1),
+    128: KernelConfig({"BLOCK_M": 32, "BLOCK_N": 32}, num_warps=8, num_stages=1),
+    256: KernelConfig({"BLOCK_M": 16, "BLOCK_N": 16}, num_warps=8, num_stages=1),
 }
 
 
@@ -62,23 +64,28 @@ def delta_kernel(
 
 @triton.jit
 def add_queries(
-    state, key, value, q_base, grad_base, lse, delta, dq_base, first, col, end, num_tokens,
+    state, key, value, q_base, grad_base, lse, delta, dq_base, kv_end, first, first_key, num_tokens,
     q_stride, grad_stride, dq_stride, scale, natural_scale,
     MASKED: tl.constexpr, ATOMIC_DQ: tl.constexpr, UPCAST: tl.constexpr, D: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Adds what the queries [first, first + BLOCK_M) give to (dk, dv) [N, D] fp32; dk lacks its factor."""
     dk, dv = state
     rows = tile_rows(first, num_tokens, MASKED, BLOCK_M)
     query = load_rows(q_base, first, rows, q_stride, D, BLOCK_D, UPCAST)
     grad = load_rows(grad_base, first, rows, grad_stride, D, BLOCK_D, UPCAST)
-    log_sum, shift = row_constants(lse, delta, first, rows)
     scores = tl.dot(key, tl.trans(query), input_precision="ieee")
-    if MASKED:
+    if MASKED:  # ends are read again each time: kept in registers, they would be spilled in both loops
+        near = tile_rows(first_key, num_tokens, True, BLOCK_N)
+        end = tl.load(kv_end + first_key.to(tl.int64) + near)
+        col = first_key + tl.arange(0, BLOCK_N)
         scores = masked_scores(scores, (first + tl.arange(0, BLOCK_M))[None, :], col[:, None], end[:, None])
+    log_sum = log2_sums(lse, first, rows)
     p = tl.exp2(tl.fma(scores, scale, -log_sum[None, :]))
+    dp = tl.dot(value, tl.trans(grad), input_precision="ieee")
     dv = tl.dot(p.to(grad.dtype), grad, dv, input_precision="ieee")
-    ds = p * (tl.dot(value, tl.trans(grad), input_precision="ieee") - shift[None, :])
+    shift = tl.load(delta + first.to(tl.int64) + rows)
+    ds = p * (dp - shift[None, :])
     narrow = ds.to(query.dtype)
     dk = tl.dot(narrow, query, dk, input_precision="ieee")
     if ATOMIC_DQ:
@@ -110,9 +117,6 @@ def key_grad_kernel(
     near = tile_rows(first, num_tokens, True, BLOCK_N)
     key = load_rows(k + key_head.to(tl.int64) * k_head, first, near, k_stride, D, BLOCK_D, UPCAST)
     value = load_rows(v + key_head.to(tl.int64) * v_head, first, near, v_stride, D, BLOCK_D, UPCAST)
-    end = tl.load(kv_end + first.to(tl.int64) + near)
-    col = first + tl.arange(0, BLOCK_N)
-    end = tl.where(col < num_tokens, end, 0)
     # Blocks of queries: [start, whole) under the mask, [whole, part) see every key, [part, stop) under the mask.
     start = first // BLOCK_M
     stop = tl.cdiv(tl.load(highest_end + block), BLOCK_M)
@@ -130,15 +134,15 @@ def key_grad_kernel(
         for number in range(0, whole - start + stop - part):
             under_mask = tl.where(number < whole - start, start + number, part + number - (whole - start))
             dk, dv = add_queries(
-                (dk, dv), key, value, q_base, grad_base, head_lse, head_delta, dq_base, under_mask * BLOCK_M, col, end,
-                num_tokens, q_stride, grad_stride, dq_stride, scale, natural_scale,
-                True, ATOMIC_DQ, UPCAST, D, BLOCK_M, BLOCK_D,
+                (dk, dv), key, value, q_base, grad_base, head_lse, head_delta, dq_base, kv_end, under_mask * BLOCK_M,
+                first, num_tokens, q_stride, grad_stride, dq_stride, scale, natural_scale,
+                True, ATOMIC_DQ, UPCAST, D, BLOCK_M, BLOCK_N, BLOCK_D,
             )  # fmt: skip
         for number in range(0, part - whole):
             dk, dv = add_queries(
-                (dk, dv), key, value, q_base, grad_base, head_lse, head_delta, dq_base, (whole + number) * BLOCK_M,
-                col, end, num_tokens, q_stride, grad_stride, dq_stride, scale, natural_scale,
-                False, ATOMIC_DQ, UPCAST, D, BLOCK_M, BLOCK_D,
+                (dk, dv), key, value, q_base, grad_base, head_lse, head_delta, dq_base, kv_end,
+                (whole + number) * BLOCK_M, first, num_tokens, q_stride, grad_stride, dq_stride, scale, natural_scale,
+                False, ATOMIC_DQ, UPCAST, D, BLOCK_M, BLOCK_N, BLOCK_D,
             )  # fmt: skip
     dk = (dk * natural_scale).to(dk_out.dtype.element_ty)
     store_rows(dk_out + key_head.to(tl.int64) * dk_head, first, num_tokens, dk_stride, dk, D, BLOCK_N, BLOCK_D)
@@ -181,7 +185,8 @@ def query_grad_kernel(
     query = load_rows(q + head.to(tl.int64) * q_head, first, rows, q_stride, D, BLOCK_D, UPCAST)
     out_grad = load_rows(grad + head.to(tl.int64) * grad_head, first, rows, grad_stride, D, BLOCK_D, UPCAST)
     own = head.to(tl.int64) * num_tokens
-    log_sum, shift = row_constants(lse + own, delta + own, first, rows)
+    log_sum = log2_sums(lse + own, first, rows)
+    shift = tl.load(delta + own + first.to(tl.int64) + rows)
     key_base = k + (head // SHARED).to(tl.int64) * k_head
     value_base = v + (head // SHARED).to(tl.int64) * v_head
     row = first + tl.arange(0, BLOCK_M)

@@ -29,8 +29,9 @@ CONFIGS = {
 }
 # fp32 inputs: exact products on the ordinary units (no TF32); a path for small models and for checking.
 FULL_CONFIGS = {
-    columns: KernelConfig({"BLOCK_M": rows, "BLOCK_N": 32}, num_warps=4, num_stages=1)
-    for columns, rows in ((64, 64), (128, 32), (256, 32))
+    64: KernelConfig({"BLOCK_M": 64, "BLOCK_N": 32}, num_warps=8, num_stages=1),
+    128: KernelConfig({"BLOCK_M": 32, "BLOCK_N": 32}, num_warps=8, num_stages=1),
+    256: KernelConfig({"BLOCK_M": 32, "BLOCK_N": 16}, num_warps=8, num_stages=1),
 }
 
 

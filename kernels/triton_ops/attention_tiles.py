@@ -54,12 +54,11 @@ def masked_scores(scores, query, key, end):
 
 
 @triton.jit
-def row_constants(lse, delta, first, rows):
-    """(log2 of the sum of exponentials, delta) of each row; +inf for a row that sees nothing, so that its
-    probabilities exp2(score - inf) are 0."""
-    base = first.to(tl.int64)
-    natural = tl.load(lse + base + rows)
-    return tl.where(natural == float("-inf"), float("inf"), natural * LOG2_E), tl.load(delta + base + rows)
+def log2_sums(lse, first, rows):
+    """log2 of the sum of exponentials of each row; +inf for a row that sees nothing, so that its probabilities
+    exp2(score - inf) are 0."""
+    natural = tl.load(lse + first.to(tl.int64) + rows)
+    return tl.where(natural == float("-inf"), float("inf"), natural * LOG2_E)
 
 
 def tile_columns(head_dim: int) -> int:

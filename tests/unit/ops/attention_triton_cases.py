@@ -14,7 +14,6 @@ from swe_rl.ops.attention_blocks import key_ranges
 from swe_rl.ops.attention_ops import attention_backward
 from swe_rl.ops.triton_rows import kernel_module
 
-LENGTHS = (1, 17, 129, 1000)
 MASKS = ("document", "documents", "forest", "crossing")
 
 
@@ -29,27 +28,34 @@ def mask(kind: str, tokens: int) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", MASKS)
-@pytest.mark.parametrize("shared", [1, 4, 8])
-@pytest.mark.parametrize("tokens", LENGTHS)
+@pytest.mark.parametrize(("tokens", "shared"), [(1, 4), (17, 8), (129, 1), (129, 4)])
 def test_values_and_gradients(tokens: int, shared: int, kind: str) -> None:
-    if tokens == 1000 and (shared, kind) not in ((1, "forest"), (4, "documents")):
-        return  # the interpreter is slow, and 129 tokens have every kind of block
-    kv_end, tensors = mask(kind, tokens), make(tokens, shared, 1, 16)
+    key_heads = 2 if tokens < 129 else 1
+    kv_end, tensors = mask(kind, tokens), make(tokens, key_heads * shared, key_heads, 16)
     want = exact(tensors, kv_end)
     found = results(attention_with_lse, tensors, kv_end, impl="triton")
     check(found, want)
-    if tokens < 1000:
+    if shared == 4:
         again = results(attention_with_lse, tensors, kv_end, impl="triton")
         assert all(map(torch.equal, again, found))
         check(results(attention_with_lse, tensors, kv_end, impl="triton", deterministic=False), want)
 
 
-@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
 @pytest.mark.parametrize("kind", ["documents", "forest"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_head_dims_and_shipped_tiles(head_dim: int, kind: str, dtype: torch.dtype) -> None:
-    tokens = 300
-    kv_end, tensors = mask(kind, tokens), make(tokens, 2, 1, head_dim, dtype=dtype)
+def test_a_thousand_tokens(kind: str) -> None:
+    kv_end, tensors = mask(kind, 1000), make(1000, 1, 1, 16, dtype=torch.float16)  # tiles as shipped
+    check(results(attention_with_lse, tensors, kv_end, impl="triton"), exact(tensors, kv_end), limit=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "tokens", "dtype"),
+    [
+        (64, 150, torch.float32), (80, 200, torch.float16), (128, 200, torch.float16), (256, 140, torch.float16),
+        (128, 70, torch.float32),
+    ],
+)  # fmt: skip
+def test_head_dims_and_shipped_tiles(head_dim: int, tokens: int, dtype: torch.dtype) -> None:
+    kv_end, tensors = mask("forest", tokens), make(tokens, 2, 1, head_dim, dtype=dtype)
     found = results(attention_with_lse, tensors, kv_end, impl="triton")
     assert [t.dtype for t in found] == [dtype, torch.float32, dtype, dtype, dtype]
     check(found, exact(tensors, kv_end), limit=1e-5 if dtype == torch.float32 else 2e-3)
@@ -62,15 +68,15 @@ def test_bf16_inputs_are_computed_in_fp32() -> None:
 
 
 def test_padding_is_zero_whatever_it_holds() -> None:
-    kv_end = packed(70, 60, padding=130)
-    tensors = make(260, 2, 1, 16)
+    kv_end = packed(40, 30, padding=80)
+    tensors = make(150, 2, 1, 16)
     for tensor in tensors:
-        tensor[130:] = torch.nan
+        tensor[70:] = torch.nan
     clean = tuple(torch.nan_to_num(t) for t in tensors)
     found = results(attention_with_lse, clean, kv_end, impl="triton")
     check(found, exact(clean, kv_end))
     for tensor in (found[0], *found[2:]):
-        assert not tensor[130:].any()
+        assert not tensor[70:].any()
     only = torch.arange(40, dtype=torch.int32)
     out, lse, *grads = results(attention_with_lse, make(40, 2, 1, 16), only, impl="triton")
     assert not any(t.any() for t in (out, *grads))
@@ -94,7 +100,7 @@ def test_strides_and_scale() -> None:
 def test_large_scores() -> None:
     kv_end = mask("forest", 129)
     q, k, v, grad = make(129, 2, 1, 16)
-    tensors = (30 * q, 30 * k, v, grad)
+    tensors = (15 * q, 15 * k, v, grad)
     check(
         results(attention_with_lse, tensors, kv_end, impl="triton", scale=1.0),
         exact(tensors, kv_end, scale=1.0),
@@ -109,19 +115,15 @@ def far(tensor: Tensor, stride: int) -> Tensor:
     return room.as_strided(tensor.shape, places).copy_(tensor)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_offsets_of_tokens_are_64_bit(dtype: torch.dtype) -> None:
+def test_offsets_of_tokens_are_64_bit() -> None:
     tokens, stride = 300, (1 << 23) + 16  # the last token begins at 2.5e9
     kv_end = mask("documents", tokens)
-    tensors = make(tokens, 2, 1, 16, dtype=dtype)
+    tensors = make(tokens, 1, 1, 16, dtype=torch.float16)
     near = results(attention_with_lse, tensors, kv_end, impl="triton")
-    for place in range(4):
-        moved = [*tensors]
-        moved[place] = far(tensors[place], stride)
-        q, k, v, grad = moved
-        out, lse = attention_with_lse(q, k, v, kv_end=kv_end, impl="triton")
-        grads = attention_backward(grad, q, k, v, out, lse, kv_end, 0.25, "triton")
-        assert all(map(torch.equal, (out, lse, *grads), near))
+    q, k, v, grad = (far(tensor, stride) for tensor in tensors)
+    out, lse = attention_with_lse(q, k, v, kv_end=kv_end, impl="triton")
+    grads = attention_backward(grad, q, k, v, out, lse, kv_end, 0.25, "triton")
+    assert all(map(torch.equal, (out, lse, *grads), near))
 
 
 def test_offsets_of_heads_are_64_bit() -> None:
@@ -140,7 +142,7 @@ def test_stored_rows_are_64_bit() -> None:
     """Output and gradients of T x heads x dim > 2^31 elements, by the stride of the tensor that a kernel writes."""
     kernels, stride, tokens = kernel_module("attention_forward"), (1 << 23) + 16, 300
     kv_end = mask("documents", tokens)
-    q, k, v, _ = make(tokens, 2, 1, 16)
+    q, k, v, _ = make(tokens, 1, 1, 16, dtype=torch.float16)
     out, lse = attention_with_lse(q, k, v, kv_end=kv_end, impl="triton")
     config = kernels.forward_config(q.dtype, 16, 90)
     blocks = [config.constants[name] for name in ("BLOCK_M", "BLOCK_N")]
