@@ -53,13 +53,17 @@ def _text(part: str, found: Comparison, first: str, second: str) -> str:
     lines = [
         f"{part or 'all tasks'}, {difference.num_tasks} tasks: A {first}, B {second}",
         f"  A - B: {100 * difference.mean:+.1f} points, 95 % interval {between(difference.low, difference.high)} "
-        f"(bootstrap over tasks), p = {found.p_sign:.4f} (sign flips)",
+        f"(bootstrap over tasks), {_p(found.p_sign)} (sign flips)",
         f"  first attempts: only A {found.only_first}, only B {found.only_second}, both {found.both}, "
-        f"neither {found.neither}; p = {found.p_mcnemar:.4f} (McNemar, exact)",
+        f"neither {found.neither}; {_p(found.p_mcnemar)} (McNemar, exact)",
         f"  better with A ({percent(len(found.better) / difference.num_tasks)} % of tasks): {_some(found.better)}",
         f"  worse with A ({percent(len(found.worse) / difference.num_tasks)} %): {_some(found.worse)}",
     ]
     return "\n".join(lines)
+
+
+def _p(value: float) -> str:
+    return f"p = {value:.4f}" if value >= 0.0001 else "p < 0.0001"
 
 
 def _some(tasks: Sequence[str]) -> str:
