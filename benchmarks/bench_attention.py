@@ -3,7 +3,7 @@
     python benchmarks/bench_attention.py [--tokens 4096 --heads 8 --key-heads 2 --head-dim 64 --mask documents]
                                          [--mode forward] [--threads 2] [--providers ours,sdpa_per_document]
                                          [--record] [--plot]
-    python benchmarks/bench_attention.py --sweep [--record]      1k to 16k tokens, every mask
+    python benchmarks/bench_attention.py --sweep [--record]      1k to 4k tokens, every mask
 
 Steps of all providers alternate in one process, and a ratio is the median over repetitions of two steps of the same
 repetition. Peak memory is that of a process of its own per provider (CPU: resident memory). The roofline is a matrix
@@ -37,7 +37,7 @@ from torch import Tensor
 BASELINES = Path(__file__).parent / "baselines"
 PRODUCT = "product"
 PRODUCT_SIZE = {"cpu": 1024, "cuda": 8192}  # of the square matrices whose speed is the roofline
-SWEEP = (1024, 4096, 16384)
+SWEEP = (1024, 2048, 4096)
 COLUMNS = (
     *("date", "commit", "machine", "threads", "load_1m", "kernel", "provider", "device", "dtype", "T", "Hq", "Hkv"),
     *("D", "mask", "mode", "repeats", "p20_s", "p50_s", "p80_s", "cpu_p50_s", "tflops", "roofline_fraction"),

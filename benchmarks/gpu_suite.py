@@ -22,6 +22,7 @@ from pathlib import Path
 import gpu_checks
 import torch
 from bench_head import append_row, products
+from gpu_attention import attention_section
 from gpu_weight_delta import weight_delta_section
 from head_cases import HeadCase, HeadInputs, make_inputs
 from head_providers import NOTES, PROVIDERS, SCORING, first_line, run_provider, versions
@@ -181,6 +182,7 @@ SECTIONS: dict[str, Callable[[Suite], None]] = {
     "correctness": correctness,
     "head_speed": head_speed,
     "scoring": scoring,
+    "attention": attention_section,
     "weight_delta": weight_delta_section,
     "rope": rope_section,
 }
