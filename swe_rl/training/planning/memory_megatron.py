@@ -36,6 +36,7 @@ class Work:
     dtype: str = "bfloat16"
     optimizer: str = "adamw"
     reference: bool = False  # a copy of the weights for the KL penalty
+    fused: bool = True  # kernels of norms and of the gated MLP that keep nothing between
     engine_sleeps: bool = False  # colocated: a vLLM process that has let go of weights and cache keeps its context
 
 
@@ -54,20 +55,26 @@ def rank_params(shape: ModelShape, layout: Layout, stage: int) -> tuple[int, int
     return shared, experts
 
 
-def layer_bytes(shape: ModelShape, *, recompute: str, dtype_bytes: int) -> int:
+def layer_bytes(shape: ModelShape, *, recompute: str, dtype_bytes: int, fused: bool = True) -> int:
     """Bytes per token that all tensor parallel ranks together keep of one layer for the backward pass.
 
-    none: e (4h + 2q + 2kv [+ q + kv with q/k norms] + 3f) + 4 per query head: input and output of both norms, queries,
-    keys, values, attention output, the two halves of the MLP and their product, log-sum-exps. selective leaves norm
-    outputs and MLP out, full and offload keep the input alone. A mixture of experts has k times (h + 3 f_e + h) for f.
+    none: e (4h + 3q + 3kv [+ q with q/k norms] + 3f) + 4 per query head: input and output of both norms; queries, keys
+    and values as projected (values are a view of all three), both turned, [queries gathered from their groups,] the
+    output; the two halves of the MLP and their product; log-sum-exps. selective leaves norm outputs and MLP out, full
+    and offload keep the input alone. A mixture of experts has k times (2h + 3 f_e) for 3f. Without `fused` kernels (on
+    a CPU) a norm keeps its input and the normalised one in fp32, and the MLP two more products.
     """
+    e = dtype_bytes
     if recompute in ("full", "offload"):
-        return dtype_bytes * shape.hidden
-    attention = 2 * shape.q_size + 2 * shape.kv_size + (shape.q_size + shape.kv_size if shape.qk_norm else 0)
-    kept = 2 * shape.hidden + attention
+        return e * shape.hidden
+    kept = e * (3 * shape.q_size + 3 * shape.kv_size) + 4 * shape.num_heads
+    if shape.qk_norm:
+        kept += e * shape.q_size if fused or e == 4 else 0
+        kept += 0 if fused else (shape.q_size + shape.kv_size) * (4 if e == 4 else 8)
+    kept += 2 * shape.hidden * (e if fused else 8)
     if recompute == "none":
-        kept += 2 * shape.hidden + _mlp_elements(shape)
-    return dtype_bytes * kept + 4 * shape.num_heads
+        kept += e * (2 * shape.hidden + _mlp_elements(shape) + (0 if fused else 2 * shape.intermediate))
+    return kept
 
 
 def _mlp_elements(shape: ModelShape) -> int:
@@ -80,9 +87,8 @@ def _mlp_elements(shape: ModelShape) -> int:
 def working_bytes(shape: ModelShape, layout: Layout, *, tokens: int, work: Work) -> int:
     """Of the layer whose backward pass runs: what it computes again, gradients, and gathered inputs and keys."""
     size = BYTES[work.dtype]
-    again = layer_bytes(shape, recompute="none", dtype_bytes=size) - layer_bytes(
-        shape, recompute=layout.recompute, dtype_bytes=size
-    )
+    again = layer_bytes(shape, recompute="none", dtype_bytes=size, fused=work.fused)
+    again -= layer_bytes(shape, recompute=layout.recompute, dtype_bytes=size, fused=work.fused)
     gradients = size * (2 * shape.hidden + _mlp_elements(shape))
     gathered = 2 * size * shape.hidden if layout.tensor > 1 else 0  # of sequence parallel shards, input and gradient
     keys = 0
@@ -112,7 +118,7 @@ def stage_memory(shape: ModelShape, layout: Layout, work: Work, stage: int) -> l
         parts.append(Part("reference", size * count, f"{size} B x {billions(count)} (KL penalty)"))
     layers = shape.num_layers // layout.pipeline
     flying = min(layout.pipeline - stage, work.rows_per_rank)
-    each = layer_bytes(shape, recompute=layout.recompute, dtype_bytes=size)
+    each = layer_bytes(shape, recompute=layout.recompute, dtype_bytes=size, fused=work.fused)
     kept = layers * flying if layout.recompute != "offload" else min(2, layers)
     stored = tokens * each // layout.tensor * kept
     working = working_bytes(shape, layout, tokens=tokens, work=work)

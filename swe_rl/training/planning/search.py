@@ -173,6 +173,7 @@ class Planner:
             dtype=phase.dtype,
             optimizer=phase.optimizer,
             reference=phase.reference,
+            fused=not self.site.cpu,
             engine_sleeps=split.colocated and self.cfg.engine.backend == "vllm" and bool(phase.episodes),
         )
         if layout.backend == "megatron":

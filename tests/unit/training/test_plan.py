@@ -175,10 +175,10 @@ def test_ranks_together_hold_the_model(name: str, pipeline: int) -> None:
 
 
 def test_activations_of_a_layer_by_hand() -> None:
-    """Qwen3-32B in bf16: 4 x 5120 + 2 x 8192 + 2 x 1024 + (8192 + 1024) + 3 x 25600 elements, 64 log-sum-exps."""
-    assert layer_bytes(QWEN32, recompute="none", dtype_bytes=2) == 2 * (20480 + 16384 + 2048 + 9216 + 76800) + 256
+    """Qwen3-32B in bf16: 4 x 5120 + 4 x 8192 + 3 x 1024 + 3 x 25600 elements, 64 log-sum-exps."""
+    assert layer_bytes(QWEN32, recompute="none", dtype_bytes=2) == 2 * (20480 + 32768 + 3072 + 76800) + 256
     assert layer_bytes(QWEN32, recompute="full", dtype_bytes=2) == 2 * 5120
-    assert layer_bytes(QWEN72, recompute="selective", dtype_bytes=2) == 2 * (2 * 8192 + 2 * 8192 + 2 * 1024) + 256
+    assert layer_bytes(QWEN72, recompute="selective", dtype_bytes=2) == 2 * (2 * 8192 + 3 * 8192 + 3 * 1024) + 256
 
 
 def test_weights_and_optimizer_of_a_rank_by_hand() -> None:

@@ -1,7 +1,8 @@
-"""The plan of the torch backend against the peak that training steps really reach on this CPU, within a tenth."""
+"""The plan against what happens: peaks of the torch trainer on this CPU, and what Megatron's layers keep."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -10,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from real_parts import require
 
 from swe_rl.config import ModelConfig
 from swe_rl.training.planning.layouts import Layout
-from swe_rl.training.planning.memory_megatron import Work
+from swe_rl.training.planning.memory_megatron import Work, layer_bytes
 from swe_rl.training.planning.memory_torch import rank_memory
 from swe_rl.training.planning.parts import total
-from swe_rl.training.planning.shapes import model_shape
+from swe_rl.training.planning.shapes import ModelShape, model_shape
 
-WORKER = Path(__file__).with_name("plan_memory_worker.py")
 CASES: dict[str, dict[str, Any]] = {
     "activations: nano in fp32": {
         "hidden_size": 192,
@@ -67,18 +68,24 @@ def predicted(case: dict[str, Any]) -> int:
     return total(rank_memory(shape, Layout(backend="torch", recompute=case["recompute"]), work, cpu=True))
 
 
-def measured(case: dict[str, Any]) -> int:
-    root = str(WORKER.parents[3])
-    env = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]),
-        "MALLOC_MMAP_THRESHOLD_": "262144",  # or glibc keeps what was freed, and the peak is that of its heap
-    }
-    command = [sys.executable, str(WORKER), json.dumps(case)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=400)
+def answer_of(worker: str, *words: str, **env: str) -> Any:
+    """What a script beside this file prints, as JSON."""
+    path = Path(__file__).with_name(worker)
+    paths = os.pathsep.join([str(path.parents[3]), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, str(path), *words],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, **env},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
-    return int(json.loads(done.stdout)["bytes"])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measured(case: dict[str, Any]) -> int:
+    # glibc would keep much of what was freed, and the peak would be that of its heap.
+    return int(answer_of("plan_memory_worker.py", json.dumps(case), MALLOC_MMAP_THRESHOLD_="262144")["bytes"])
 
 
 @pytest.mark.slow
@@ -87,3 +94,16 @@ def test_predicted_peak_is_the_measured_one(name: str, record_property: Any) -> 
     expected, found = predicted(CASES[name]), measured(CASES[name])
     record_property("predicted_over_measured", expected / found)
     assert expected / found == pytest.approx(1, abs=0.10), (expected, found)
+
+
+@pytest.mark.slow
+def test_layers_of_megatron_keep_what_the_formula_says() -> None:
+    """Bytes per token of one more layer, by family and dtype; positions are not counted, hence the tolerance."""
+    require(importlib.util.find_spec("megatron") is not None, "package megatron-core (pip install 'swe-rl[megatron]')")
+    sizes = {"num_layers": 1, "hidden": 64, "num_heads": 8, "num_kv_heads": 2, "intermediate": 160, "vocab": 128}
+    shapes = [{"family": "qwen3", "head_dim": 16, **sizes}, {"family": "qwen2", "head_dim": 8, **sizes}]
+    for found in answer_of("plan_megatron_worker.py", json.dumps(shapes)):
+        shape = next(ModelShape(**shape) for shape in shapes if shape["family"] == found["family"])
+        size = {"float32": 4, "bfloat16": 2}[found["dtype"]]
+        expected = layer_bytes(shape, recompute="none", dtype_bytes=size, fused=False)
+        assert expected / found["bytes"] == pytest.approx(1, abs=0.02), found
