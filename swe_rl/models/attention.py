@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swe_rl import ops
+from swe_rl.ops.context_parallel import ContextGroup, context_attention
 
 PACKED = "swe_rl_packed"
 SLOTS = "swe_rl_slots"
@@ -39,12 +40,15 @@ FINE_SPAN_STEP = 64
 class PackedSegments:
     """Document borders of one packed row, on the host: document s holds tokens cu_seqlens[s] to cu_seqlens[s + 1].
 
-    With kv_end [T] i32 the row goes to ops.attention by `impl`, and the borders are not looked at.
+    With kv_end [T] i32 the row goes to ops.attention by `impl`, and the borders are not looked at. With `context` the
+    query, key and value are those of this rank's rows context_rows[rank] of the T.
     """
 
     cu_seqlens: tuple[int, ...]
     kv_end: Tensor | None = None
     impl: str = "auto"
+    context: ContextGroup | None = None
+    context_rows: Tensor | None = None
 
 
 class SlotCache:
@@ -145,6 +149,8 @@ def packed_attention(
             raise ValueError(f"dropout={dropout} in attention is not supported: set it to 0 in the model's config")
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
         mask, impl = packed_segments.kv_end, packed_segments.impl
+        if packed_segments.context is not None:
+            return _split_attention(q, k, v, packed_segments, scaling)[None].to(dtype), None
         return ops.attention(q, k, v, kv_end=mask, scale=scaling, impl=impl)[None].to(dtype), None
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
@@ -157,6 +163,18 @@ def packed_attention(
     ]
     out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
     return out.transpose(1, 2).to(dtype), None
+
+
+def _split_attention(q: Tensor, k: Tensor, v: Tensor, segments: PackedSegments, scaling: float) -> Tensor:
+    """[n, Hq, D] of this rank's rows, together with the other ranks of the context."""
+    assert segments.context is not None
+    assert segments.kv_end is not None
+    assert segments.context_rows is not None  # packed_forward gives all three
+    group, scheme = segments.context.group, segments.context.scheme
+    placement = segments.context_rows
+    return context_attention(
+        q, k, v, kv_end=segments.kv_end, placement=placement, group=group, scheme=scheme, scale=scaling
+    )
 
 
 def slot_attention(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from swe_rl.errors import ConfigError, InvariantError
 from swe_rl.models.attention import PACKED, PackedSegments
+from swe_rl.ops.context_parallel import ContextGroup
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -17,15 +18,19 @@ if TYPE_CHECKING:
     from swe_rl.types import PackedBatch
 
 
-def packed_forward(model: PreTrainedModel, batch: PackedBatch, *, attention: str = "auto") -> Tensor:
+def packed_forward(
+    model: PreTrainedModel, batch: PackedBatch, *, attention: str = "auto", context: ContextGroup | None = None
+) -> Tensor:
     """Hidden states after the final norm, [T, H] in the dtype of the forward pass; no head.
 
     attention (trainer.attention): "sdpa" computes each document alone; a name of ops.attention's implementations
     computes the row under its kv_end; "auto" takes sdpa for plain documents on a CPU, ops.attention otherwise.
+    `context` are the ranks that have the other rows of a batch that batching.cp_split has split; collective over them.
     Under FSDP2 call it inside the forward of the sharded root module (a small nn.Module that holds `model`, computes
     hidden states here, reads `head_weight` and applies the loss): the root's hooks gather the embedding, final norm and
     head, the decoder layers gather themselves. Raises InvariantError when the model does not use packed attention or
-    the borders and kv_end of plain documents contradict one another, ConfigError for trees with "sdpa".
+    the borders and kv_end of plain documents contradict one another, or of `context` and a split batch only one is
+    there, ConfigError for trees with "sdpa".
     """
     if model.config._attn_implementation != PACKED:
         raise InvariantError(
@@ -35,7 +40,7 @@ def packed_forward(model: PreTrainedModel, batch: PackedBatch, *, attention: str
         input_ids=batch.input_ids[None],
         position_ids=batch.position_ids[None],
         use_cache=False,
-        packed_segments=_segments(batch, attention),
+        packed_segments=_segments(batch, attention, context),
     )
     hidden: Tensor = out.last_hidden_state[0]
     return hidden
@@ -47,8 +52,13 @@ def head_weight(model: PreTrainedModel) -> Tensor:
     return weight
 
 
-def _segments(batch: PackedBatch, attention: str) -> PackedSegments:
+def _segments(batch: PackedBatch, attention: str, context: ContextGroup | None) -> PackedSegments:
     """Who sees whom, and who computes it."""
+    if (batch.context_rows is None) != (context is None):
+        raise InvariantError("a batch that was split over ranks needs their group, and a whole one must not have one")
+    if context is not None:
+        rows = batch.context_rows
+        return PackedSegments(batch.cu_seqlens_host, kv_end=batch.kv_end, context=context, context_rows=rows)
     tree = batch.target_rows is not None
     if attention == "sdpa" and tree:
         raise ConfigError("trainer.attention=sdpa computes plain documents, this batch holds trees: set it to auto")

@@ -14,6 +14,7 @@ Letters: R ranks, n rows of a rank, T = R n, Hq and Hkv heads, D head dim.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,6 +26,14 @@ from swe_rl.ops import partial_attention
 from swe_rl.ops.attention_dispatch import attention
 
 SCHEMES = ("gather", "ring", "heads")
+
+
+@dataclass(frozen=True, slots=True)
+class ContextGroup:
+    """The ranks that work on one packed row together, and how; another one for the next row if need be."""
+
+    group: dist.ProcessGroup
+    scheme: str = "gather"
 
 
 def context_attention(
@@ -67,16 +76,17 @@ class _Gathered(torch.autograd.Function):
         scale: float,
     ) -> Tensor:
         seen = partial_attention.visible(placement[dist.get_rank(group)], placement.flatten(), kv_end)
-        out, lse = partial_attention.forward(q, *_all_gather((k, v), group), seen, scale)
+        keys, values = _all_gather((k, v), group)
+        out, lse = partial_attention.forward(q, keys, values, seen, scale)
         ctx.save_for_backward(q, k, v, out, lse, *seen)
         ctx.group, ctx.scale = group, scale
         return out.to(q.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse, *seen = ctx.saved_tensors
-        whole = _all_gather((k, v), ctx.group)
-        dq, *theirs = partial_attention.backward(grads[0], q, *whole, out, lse, tuple(seen), ctx.scale)
+        q, k, v, out, lse, first, last = ctx.saved_tensors
+        keys, values = _all_gather((k, v), ctx.group)
+        dq, *theirs = partial_attention.backward(grads[0], q, keys, values, out, lse, (first, last), ctx.scale)
         dk, dv = _sum_scatter(theirs, ctx.group)
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None, None, None
 
@@ -193,7 +203,7 @@ def _all_gather(tensors: tuple[Tensor, ...], group: dist.ProcessGroup) -> list[T
     gathered = []
     for tensor in tensors:
         out = tensor.new_empty((dist.get_world_size(group) * len(tensor), *tensor.shape[1:]))
-        dist.all_gather_into_tensor(out, tensor.contiguous(), group=group)
+        dist.all_gather_single(out, tensor.contiguous(), group=group)
         gathered.append(out)
     return gathered
 

@@ -16,6 +16,7 @@ from swe_rl import ops
 from swe_rl.config import AlgoConfig
 from swe_rl.errors import ConfigError, InvariantError
 from swe_rl.models.forward import head_weight, packed_forward
+from swe_rl.ops.context_parallel import ContextGroup
 from swe_rl.ops.token_loss import CORRECTIONS, DEFAULTS, LossRules, mismatch_weight
 from swe_rl.types import PackedBatch
 
@@ -95,14 +96,15 @@ class PolicyModel(nn.Module):
         objective: str = "policy_gradient",
         head_impl: str = "auto",
         value_rows: Tensor | None = None,
+        context: ContextGroup | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """With `algo`: (loss scalar, stats of ops.linear_policy_loss and sums of the value loss). Without: (logprobs
         [T] of `rows`, {}), or with `value_rows` the (values [T], {}) there; NaN elsewhere. Of trees [E] for [T].
 
         rows i64 are the indices of batch.loss_mask, value_rows those of finite batch.value_targets, found on the host
-        so that a GPU is not waited for; head_impl is `impl` of the head's operations.
+        so that a GPU is not waited for; head_impl is `impl` of the head's operations; context as in packed_forward.
         """
-        hidden = target_hidden(packed_forward(self.model, batch, attention=self.attention), batch)
+        hidden = target_hidden(packed_forward(self.model, batch, attention=self.attention, context=context), batch)
         weight = head_weight(self.model)
         if algo is None:
             if value_rows is not None:

@@ -62,10 +62,12 @@ def test_random_groups(part: int) -> None:
         check(random_group(rng, size=rng.randrange(0, 7), vocab=rng.choice((2, 3, 50))), rng.randrange(4, 70))
 
 
-@pytest.mark.slow
-def test_ten_thousand_random_groups_lose_and_double_nothing() -> None:
-    rng = random.Random("ten thousand")
-    for _ in range(10_000):
+@pytest.mark.parametrize(
+    "count", [pytest.param(1_000, marks=pytest.mark.slow), pytest.param(10_000, marks=pytest.mark.nightly)]
+)
+def test_many_random_groups_lose_and_double_nothing(count: int) -> None:
+    rng = random.Random("many")
+    for _ in range(count):
         check(random_group(rng, size=rng.randrange(0, 6), vocab=rng.choice((2, 3, 50))), rng.randrange(4, 70))
 
 
