@@ -171,10 +171,14 @@ def _print_configured(planner: Planner, best: Candidate) -> None:
 
 def _refusal(planner: Planner, nearest: Candidate, *, count: int) -> str:
     """One line: what fails, by how much, and what would help."""
+    from swe_rl.training.planning.search import smallest_cluster
+
     site = planner.site
     where = f"{site.num_gpus} {site.device.name}"
     text = f"none of {count} layouts fits on {where}: the nearest, {nearest.layout.describe()}, fails: {nearest.reason}"
     if nearest.missing_bytes:
         times = nearest.num_bytes / site.usable
         text += f", {nearest.missing_bytes / GIB:.1f} GiB are missing ({times:.2f} times what there is)"
-    return f"{text}: take more or larger GPUs, a shorter agent.max_context_tokens, or a smaller model"
+    enough = 0 if site.cpu else smallest_cluster(planner)
+    more = f"cluster.num_nodes={enough}" if enough else "more or larger GPUs"
+    return f"{text}: take {more}, a shorter agent.max_context_tokens, or a smaller model"

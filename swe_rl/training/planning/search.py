@@ -25,6 +25,7 @@ from swe_rl.training.planning.times import scoring_seconds, sync_seconds, traini
 from swe_rl.training.planning.workload import Assumptions, PhaseWork
 
 GIB, HEADROOM = 1 << 30, 0.05
+MOST_NODES = 64  # that are tried for a recipe that does not fit
 RESIDENT = ("parameters", "gradients", "optimizer", "reference")  # stay while the trainer waits
 
 
@@ -268,6 +269,19 @@ def search(planner: Planner, *, engine_nodes: int | None = None) -> list[Candida
         planner.judge(layout, split) for split in planner.splits(engine_nodes) for layout in planner.layouts(split)
     ]
     return sorted(found, key=_rank)
+
+
+def smallest_cluster(planner: Planner) -> int:
+    """How many nodes something fits on, in doublings of what there is; 0: not on MOST_NODES of them."""
+    nodes = planner.site.num_nodes * 2
+    while nodes <= MOST_NODES:
+        site = replace(planner.site, num_nodes=nodes)
+        larger = Planner(planner.cfg, planner.shape, site, planner.work, planner.assumed)
+        judged = (larger.judge(layout, split) for split in larger.splits() for layout in larger.layouts(split))
+        if any(not candidate.reason for candidate in judged):
+            return nodes
+        nodes *= 2
+    return 0
 
 
 def _rank(candidate: Candidate) -> tuple[bool, bool, float, float]:

@@ -62,7 +62,7 @@ def test_plan_refuses_what_does_not_fit(capsys: pytest.CaptureFixture[str]) -> N
     assert "together" in captured.out  # the arithmetic of the nearest layout is shown
     assert re.search(
         r"none of \d+ layouts fits on 8 H100 80GB: the nearest, TP8 .* needs [\d.]+ GiB per GPU, [\d.]+ are usable, "
-        r"[\d.]+ GiB are missing",
+        r"[\d.]+ GiB are missing .* take cluster.num_nodes=[248],",
         captured.err,
     )
     assert len(captured.err.splitlines()) == 1

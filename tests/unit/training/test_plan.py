@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -366,6 +368,15 @@ def test_engine_nodes_can_be_chosen() -> None:
     assert (shared.trainer_gpus, shared.engine_gpus, shared.colocated) == (64, 64, True)
     with pytest.raises(ConfigError, match="--engine-nodes 8 of 8 leaves no GPU to the trainer"):
         plan.splits(8)
+
+
+def test_planning_needs_no_torch() -> None:
+    """`swe-rl plan` answers within a second or two on a login node."""
+    code = (
+        "import sys, swe_rl.training.planning.report, swe_rl.training.planning.shapes\n"
+        "assert not {'torch', 'transformers', 'megatron'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
 
 
 def test_phases_of_a_recipe() -> None:
