@@ -1,0 +1,57 @@
+"""The layout that a configuration asks for, and rows shared out between ranks."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import layouts_worker as worker
+import pytest
+import torch
+from tree_groups import random_group
+
+from swe_rl.batching.layout import batch_cost
+from swe_rl.cli.hydra_entry import compose_config
+from swe_rl.config import BatchingConfig, TrainConfig, validate
+from swe_rl.errors import ConfigError
+from swe_rl.training.layouts import laid_out
+
+
+@pytest.mark.parametrize(("layout", "tree"), [("sequence", False), ("tree", True), ("auto", True)])
+def test_the_key_decides_the_layout(layout: str, tree: bool) -> None:
+    keys = BatchingConfig(layout=layout, max_tokens_per_batch=64)
+    found = laid_out(random_group(random.Random(2), size=4), keys, backend=worker.Price(1e-6))
+    assert all((batch.target_rows is not None) == tree for batch in found.batches)
+
+
+@pytest.mark.parametrize("layout", ["sequence", "tree", "auto"])
+def test_the_group_batching_chooses_it_and_keeps_the_budget_of_the_experiment(layout: str) -> None:
+    config = compose_config(TrainConfig, "train", ["experiment=quickstart_smoke", f"batching={layout}"])
+    validate(config)
+    assert (config.batching.layout, config.batching.max_tokens_per_batch) == (layout, 10240)
+
+
+def test_an_unknown_layout_is_refused() -> None:
+    config = compose_config(TrainConfig, "train", ["experiment=quickstart_smoke", "batching.layout=forest"])
+    with pytest.raises(ConfigError, match=r"batching\.layout='forest' is unknown: use one of sequence, tree, auto"):
+        validate(config)
+
+
+def test_the_busiest_rank_gives_rows_away_and_none_is_lost(tmp_path: Path) -> None:
+    here = Path(worker.__file__)
+    paths = [str(here.parent), str(here.parents[2]), str(here.parents[3]), os.environ.get("PYTHONPATH", "")]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(here)]
+    done = subprocess.run([*command, str(tmp_path)], env=env, stderr=subprocess.PIPE, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    costs, ids = zip(*(torch.load(tmp_path / f"{rank}.pt") for rank in range(2)), strict=True)
+    before = [[batch.input_ids.tolist() for batch in worker.rows_of(rank)] for rank in range(2)]
+    assert sorted(ids[0] + ids[1]) == sorted(before[0] + before[1])
+    assert all(mine == sorted(mine, reverse=True) for mine in costs), "the most expensive row first"
+    loads = [sum(mine) for mine in costs]
+    homes = [sum(batch_cost(b, pair_cost=0.01) for b in worker.rows_of(rank)) for rank in range(2)]
+    assert max(homes) > 3 * min(homes)
+    assert max(loads) - min(loads) <= max(max(mine) for mine in costs)
