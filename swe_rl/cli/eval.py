@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import logging
-import os
-import signal
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from swe_rl.cli.hydra_entry import Composed, hydra_main
+from swe_rl.cli.train import on_interrupt, run_to_the_end
 from swe_rl.config.evaluation import EvaluationConfig, validate_evaluation
-
-if TYPE_CHECKING:
-    from swe_rl.cli.eval_run import Evaluation
 
 WORDS = {  # first word -> what else the command does
     "compare": "swe_rl.cli.eval_compare:main",
     "show": "swe_rl.cli.eval_show:main",
     "import": "swe_rl.cli.eval_import:main",
 }
-INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -45,32 +38,12 @@ def main(argv: Sequence[str]) -> int:
 def run_evaluation(composed: Composed[EvaluationConfig]) -> int:
     """Evaluates as a checked configuration says and returns the exit code."""
     logging.getLogger("swe_rl").setLevel(logging.INFO)
-    code = asyncio.run(_evaluate(composed))
-    for number in INTERRUPTS:  # all is written and closed: what is left is the interpreter's own end
-        signal.signal(number, signal.SIG_IGN)
-    return code
+    return run_to_the_end(_evaluate(composed))
 
 
 async def _evaluate(composed: Composed[EvaluationConfig]) -> int:
     from swe_rl.cli.eval_run import evaluate_policy, open_evaluation
 
     async with open_evaluation(composed.config, config_yaml=composed.yaml) as evaluation:
-        _drain_on_interrupt(evaluation)
+        on_interrupt(evaluation.drain)
         return 0 if await evaluate_policy(evaluation) else 130
-
-
-def _drain_on_interrupt(evaluation: Evaluation) -> None:
-    """First SIGINT or SIGTERM: rollouts under way end and are kept. Second: out at once."""
-    loop = asyncio.get_running_loop()
-    seen = 0
-
-    def interrupt(_number: int, _frame: object) -> None:
-        nonlocal seen
-        seen += 1
-        if seen > 1:
-            os._exit(130)
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(evaluation.drain)
-
-    for number in INTERRUPTS:
-        signal.signal(number, interrupt)

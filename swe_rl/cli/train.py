@@ -6,8 +6,8 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
 
 from swe_rl.cli.hydra_entry import Composed, hydra_main
 from swe_rl.config import TrainConfig, validate
@@ -31,7 +31,12 @@ def run_training(composed: Composed[TrainConfig]) -> int:
     # 1,024 shapes unless told otherwise: gigabytes within an hour. Read when torch first uses it.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "32")
     logging.getLogger("swe_rl").setLevel(logging.WARNING if os.environ.get("RANK", "0") != "0" else logging.INFO)
-    code = asyncio.run(_train(composed))
+    return run_to_the_end(_train(composed))
+
+
+def run_to_the_end(work: Coroutine[Any, Any, int]) -> int:
+    """The exit code of `work`, after which no interrupt can change it any more."""
+    code = asyncio.run(work)
     for number in INTERRUPTS:  # all is written and closed: what is left is the interpreter's own end
         signal.signal(number, signal.SIG_IGN)
     return code
@@ -53,6 +58,16 @@ async def _train(composed: Composed[TrainConfig]) -> int:
 
 
 def install_interrupts(run: Run) -> None:
+    """First SIGINT or SIGTERM: the rollouts and the step under way, and a checkpoint. Second: out at once."""
+
+    def drain() -> None:
+        run.metrics.message("interrupted: finishing what runs, then a checkpoint; once more to stop at once")
+        run.drain()
+
+    on_interrupt(drain)
+
+
+def on_interrupt(drain: Callable[[], None]) -> None:
     """First SIGINT or SIGTERM: drain. Second: out at once; sandboxes die with this process by themselves.
 
     Handlers of the process, not of the event loop: the loop takes its own away when it closes, and an interrupt
@@ -60,10 +75,6 @@ def install_interrupts(run: Run) -> None:
     """
     loop = asyncio.get_running_loop()
     seen = 0
-
-    def drain() -> None:
-        run.metrics.message("interrupted: finishing what runs, then a checkpoint; once more to stop at once")
-        run.drain()
 
     def interrupt(_number: int, _frame: object) -> None:
         nonlocal seen
