@@ -111,7 +111,8 @@ def of_run(directory: Path) -> dict[str, list[TrainSample]]:
     for path in sorted(directory.rglob("*.parquet")):
         for trajectory in read_parquet(path):
             phase, step, _ = trajectory.group_id.split("/", 2)
-            found.setdefault(f"{phase}/{step}", []).extend(to_samples(trajectory, 1.0))
+            if not phase.startswith("eval-"):  # those do not train
+                found.setdefault(f"{phase}/{step}", []).extend(to_samples(trajectory, 1.0))
     return found
 
 
