@@ -70,6 +70,7 @@ async def open_run(cfg: TrainConfig, *, label: str, config_yaml: str) -> AsyncIt
         model, tokenizer = load_policy(cfg)
         renderer = make_renderer(tokenizer, thinking=cfg.agent.thinking, observations=cfg.agent.observations)
         check_cache(cfg, model.config, device=device)
+        verifier = load_verifier(cfg, renderer, [*train_tasks, *(t for tasks in eval_tasks.values() for t in tasks)])
         model.to(device)
         contract = partial(contract_of, model=model, tokenizer=tokenizer, stop_ids=renderer.stop_ids)
         engine = await stack.enter_async_context(open_engine(cfg, model, contract(cfg)))
@@ -91,14 +92,13 @@ async def open_run(cfg: TrainConfig, *, label: str, config_yaml: str) -> AsyncIt
             metrics.message(f"rollouts on Ray: {len(cluster.nodes)} nodes, {cluster.places} at a time")
         else:
             await stack.enter_async_context(pool)
-        every = [*train_tasks, *(task for tasks in eval_tasks.values() for task in tasks)]
         parts = Parts(
             pool=pool,
             cluster=cluster,
             renderer=renderer,
             trees=cache_dir() / "trees",
             progress=progress,
-            verifier=load_verifier(cfg, renderer, every),
+            verifier=verifier,
         )
         run = Run(
             cfg=cfg,

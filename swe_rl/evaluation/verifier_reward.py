@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from swe_rl.protocols import Verifier
 from swe_rl.rollout.collector import Runner
 from swe_rl.rollout.journal import RolloutKey
-from swe_rl.rollout.statistics import VERIFIER
+from swe_rl.rollout.statistics import UNTESTED, VERIFIER
 from swe_rl.types import Reward, Task, Trajectory
 
 FLAGGED = "verifier_flagged"  # term: the verifier had nothing to say
@@ -40,9 +40,9 @@ class VerifiedRunner:
         return await self._inner.play(task, key, temperature=temperature)
 
     async def grade(self, task: Task, trajectory: Trajectory) -> Trajectory:
-        """Graded by the inner runner, then judged."""
+        """Graded by the inner runner, then judged; not where no test was run, which says nothing about success."""
         graded = await self._inner.grade(task, trajectory)
-        if graded.reward is None or not math.isfinite(graded.reward.value):
+        if graded.reward is None or not math.isfinite(graded.reward.value) or UNTESTED in graded.reward.terms:
             return graded
         score = await self._verifier.score(task, graded)
         return replace(graded, reward=with_verifier(graded.reward, score, weight=self._weight))
