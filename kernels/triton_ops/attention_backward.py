@@ -44,6 +44,7 @@ FULL_CONFIGS = {  # fp32, exact products
     128: KernelConfig({"BLOCK_M": 32, "BLOCK_N": 32}, num_warps=8, num_stages=1),
     256: KernelConfig({"BLOCK_M": 16, "BLOCK_N": 16}, num_warps=8, num_stages=1),
 }
+FULL_QUERY_CONFIGS = {**FULL_CONFIGS, 128: KernelConfig({"BLOCK_M": 16, "BLOCK_N": 32}, num_warps=8, num_stages=1)}
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -215,21 +216,27 @@ def query_grad_kernel(
 INTERPRETED = not isinstance(key_grad_kernel, triton.JITFunction)
 
 
-def _config(configs: dict[tuple[int, int], KernelConfig], dtype: torch.dtype, head_dim: int, arch: int) -> KernelConfig:
+def _config(
+    configs: dict[tuple[int, int], KernelConfig],
+    full: dict[int, KernelConfig],
+    dtype: torch.dtype,
+    head_dim: int,
+    arch: int,
+) -> KernelConfig:
     columns = max(64, tile_columns(head_dim))
     if dtype == torch.float32:
-        return FULL_CONFIGS[columns]
+        return full[columns]
     return configs[arch // 10 if arch // 10 in (9, 10) else 8, columns]
 
 
 def key_config(dtype: torch.dtype, head_dim: int, arch: int) -> KernelConfig:
     """Of key_grad_kernel."""
-    return _config(KEY_CONFIGS, dtype, head_dim, arch)
+    return _config(KEY_CONFIGS, FULL_CONFIGS, dtype, head_dim, arch)
 
 
 def query_config(dtype: torch.dtype, head_dim: int, arch: int) -> KernelConfig:
     """Of query_grad_kernel."""
-    return _config(QUERY_CONFIGS, dtype, head_dim, arch)
+    return _config(QUERY_CONFIGS, FULL_QUERY_CONFIGS, dtype, head_dim, arch)
 
 
 def delta(out: Tensor, grad: Tensor) -> Tensor:

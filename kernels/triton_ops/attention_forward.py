@@ -22,7 +22,7 @@ CONFIGS = {
     (8, 256): KernelConfig({"BLOCK_M": 64, "BLOCK_N": 32}, num_warps=8, num_stages=2),
     (9, 64): KernelConfig({"BLOCK_M": 128, "BLOCK_N": 128}, num_warps=8, num_stages=3),
     (9, 128): KernelConfig({"BLOCK_M": 128, "BLOCK_N": 128}, num_warps=8, num_stages=2),
-    (9, 256): KernelConfig({"BLOCK_M": 128, "BLOCK_N": 64}, num_warps=8, num_stages=2),
+    (9, 256): KernelConfig({"BLOCK_M": 128, "BLOCK_N": 32}, num_warps=8, num_stages=2),
     (10, 64): KernelConfig({"BLOCK_M": 128, "BLOCK_N": 128}, num_warps=8, num_stages=3),
     (10, 128): KernelConfig({"BLOCK_M": 128, "BLOCK_N": 64}, num_warps=8, num_stages=3),
     (10, 256): KernelConfig({"BLOCK_M": 128, "BLOCK_N": 64}, num_warps=8, num_stages=2),
