@@ -31,7 +31,7 @@ CASES: dict[str, dict[str, Any]] = {
         "dtype": "float32",
         "recompute": "none",
         "document": 640,
-        "documents": 8,
+        "documents": 4,
     },
     "weights and activations: bf16 with fp32 masters": {
         "hidden_size": 512,
@@ -43,7 +43,7 @@ CASES: dict[str, dict[str, Any]] = {
         "dtype": "bfloat16",
         "recompute": "none",
         "document": 512,
-        "documents": 4,
+        "documents": 2,
     },
     "weights: recomputed activations": {
         "hidden_size": 768,
@@ -55,7 +55,7 @@ CASES: dict[str, dict[str, Any]] = {
         "dtype": "float32",
         "recompute": "full",
         "document": 512,
-        "documents": 4,
+        "documents": 2,
     },
 }
 
