@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from attention_cases import check, crossing, exact, make, packed, random_forest, results
@@ -216,3 +220,32 @@ def test_a_compiled_model_sees_one_operator() -> None:
     compiled = torch.compile(attention_with_lse, backend="aot_eager", fullgraph=True)
     found, want = (results(call, tensors, kv_end) for call in (compiled, attention_with_lse))
     assert all(map(torch.equal, found, want))
+
+
+MEASURE = """
+import torch
+from pathlib import Path
+from swe_rl.ops import attention
+
+def kib(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name + ":"))
+
+for tokens in (64, 4096, 16384):
+    q, k, v = (torch.randn(tokens, heads, 16, requires_grad=True) for heads in (2, 1, 1))
+    grad, kv_end = torch.randn(tokens, 2, 16), torch.full((tokens,), tokens, dtype=torch.int32)
+    kv_end[tokens // 4 : tokens // 2] = tokens // 2
+    Path("/proc/self/clear_refs").write_text("5")
+    base = kib("VmRSS")
+    attention(q, k, v, kv_end=kv_end).backward(grad)
+    print(kib("VmHWM") - base)
+"""
+
+
+def test_memory_is_linear_in_tokens() -> None:
+    """One [16384, 16384] matrix would be 1 GiB in fp32, or 256 MiB of flags."""
+    command = [sys.executable, "-c", MEASURE]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3])
+    assert done.returncode == 0, done.stderr
+    peaks_kib = [int(line) for line in done.stdout.split()]
+    assert peaks_kib[2] < 64 * 1024
