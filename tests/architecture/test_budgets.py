@@ -88,6 +88,13 @@ def test_no_file_has_a_name_that_says_nothing() -> None:
     assert not vague, f"name these by what they hold: {vague}"
 
 
+def test_names_of_test_modules_are_unique() -> None:
+    """They are imported by their bare names: pytest refuses to collect the second of two."""
+    names = [path.name for path in tracked_files() if path.suffix == ".py" and "tests" in path.relative_to(ROOT).parts]
+    twice = {name for name in names if names.count(name) > 1} - {"conftest.py"}
+    assert not twice, f"name these after what they test: {sorted(twice)}"
+
+
 def test_nothing_is_swallowed() -> None:
     """No bare except; `except Exception` and wider must do more than pass."""
     wrong = []

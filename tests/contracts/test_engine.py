@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 import engines
 import parity_faults
@@ -135,7 +136,8 @@ async def test_a_session_has_one_request_at_a_time(pair: Pair) -> None:
 
 async def test_cancelling_a_request_harms_nobody(pair: Pair) -> None:
     want = await pair.engine.generate(PROMPT, params(seed=5), session="before")
-    task = asyncio.create_task(pair.engine.generate(PROMPT, params(max_new_tokens=400), session="gone"))
+    endless = replace(params(max_new_tokens=400), stop_ids=())
+    task = asyncio.create_task(pair.engine.generate(PROMPT, endless, session="gone"))
     await asyncio.sleep(0.05)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
