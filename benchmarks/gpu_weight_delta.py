@@ -53,7 +53,7 @@ def _versions(elements: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _differences() -> float:
     different = 0
-    for elements in (1, 255, 4099, (1 << 24) + 7):
+    for elements in (1, 255, 1024, 4099, (1 << 24) + 7):
         old, new = _versions(elements)
         mine, theirs = (weight_delta.compare(old, new, impl=impl) for impl in ("cuda", "reference"))
         different += sum(not torch.equal(getattr(mine, n), getattr(theirs, n)) for n in ("counts", "offsets", "values"))

@@ -85,13 +85,16 @@ def apply(target: Tensor, delta: Delta, *, impl: str = "auto") -> None:
         raise ConfigError(
             f"target is {target.dtype} [{target.numel()}], the delta is of {delta.values.dtype} [{delta.size}]"
         )
+    parts = (delta.counts, delta.offsets, delta.values)
+    if elsewhere := next((part.device for part in parts if part.device != target.device), None):
+        raise ConfigError(f"target is on {target.device}, the delta on {elsewhere}: move one of them")
     blocks = -(-delta.size // BLOCK)
     if (delta.counts.dtype, delta.offsets.dtype) != (torch.int16, torch.uint8) or (
         (len(delta.counts), len(delta.offsets)) != (blocks, len(delta.values))
     ):
         raise ConfigError(f"the delta of {delta.size} elements has no {blocks} counts and one offset for each value")
-    parts = (delta.counts.contiguous(), delta.offsets.contiguous(), _bits(delta.values.contiguous()))
-    if not _module(impl, target).apply(_bits(target), *parts):
+    counts, offsets, values = (part.contiguous() for part in parts)
+    if not _module(impl, target).apply(_bits(target), counts, offsets, _bits(values)):
         raise ConfigError(f"the delta of {delta.size} elements is damaged: its counts and offsets do not fit")
 
 

@@ -90,6 +90,15 @@ class CpuDelta:
         return int(self._library.swe_rl_delta_checksum(values.data_ptr(), len(values), first))
 
 
+def fits(size: int, counts: Tensor, ends: Tensor, offsets: Tensor) -> bool:
+    """Whether counts, their sums and offsets describe a delta of `size` elements. Waits for the device."""
+    last = size - (len(counts) - 1) * BLOCK  # elements of the last block
+    tail = offsets[int(ends[-1] - counts[-1]) :] if len(counts) else offsets
+    # int16: torch compares in the dtype of the tensor, where a whole block of 256 would be 0
+    within = (tail.to(torch.int16) < last).all()
+    return bool(((counts >= 0) & (counts <= BLOCK)).all() & (counts.sum() == len(offsets)) & within)
+
+
 class CudaDelta:
     def __init__(self, path: Path) -> None:
         self._library: Any = ctypes.CDLL(str(path))
@@ -114,10 +123,7 @@ class CudaDelta:
 
     def apply(self, target: Tensor, counts: Tensor, offsets: Tensor, values: Tensor) -> bool:
         ends = counts.long().cumsum(0)
-        last = len(target) - (len(counts) - 1) * BLOCK  # elements of the last block
-        tail = offsets[int(ends[-1] - counts[-1]) :] if len(counts) else offsets
-        sound = ((counts >= 0) & (counts <= BLOCK)).all() & (counts.sum() == len(values)) & (tail < last).all()
-        if not bool(sound):
+        if not fits(len(target), counts, ends, offsets):
             return False
         self._call("apply", target, len(target), counts, ends, offsets, values)
         return True

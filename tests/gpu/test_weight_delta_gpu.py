@@ -15,7 +15,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("size", [1, 255, 257, 100_003, (1 << 22) + 5])
+@pytest.mark.parametrize("size", [1, 255, 256, 257, 1024, 100_003, (1 << 22) + 5])
 @pytest.mark.parametrize("share", [0.0, 0.05, 1.0])
 @pytest.mark.parametrize("start", [0, 3])  # 3: nothing lies at a multiple of 16 bytes
 def test_it_agrees_with_torch(size: int, share: float, start: int) -> None:

@@ -147,6 +147,18 @@ def test_a_delta_that_contradicts_itself_changes_nothing(impl: str) -> None:
         assert torch.equal(bits(target), bits(old))
 
 
+@pytest.mark.parametrize("size", [256, 512, 300])
+def test_the_check_before_a_gpu_applies_lets_whole_last_blocks_pass(size: int) -> None:
+    old, new = versions(size, 1.0)
+    delta = weight_delta.compare(old, new)
+    ends = delta.counts.long().cumsum(0)
+    assert weight_delta_native.fits(size, delta.counts, ends, delta.offsets)
+    assert not weight_delta_native.fits(size - 45, delta.counts, ends, delta.offsets)
+    assert not weight_delta_native.fits(size, delta.counts, ends, delta.offsets[1:])
+    counts = delta.counts + torch.tensor([-1] + [0] * (len(delta.counts) - 1), dtype=torch.int16)
+    assert not weight_delta_native.fits(size, counts, counts.long().cumsum(0), delta.offsets)
+
+
 def test_wrong_arguments_are_named() -> None:
     old, new = versions(300, 0.1)
     delta = weight_delta.compare(old, new)
@@ -157,6 +169,7 @@ def test_wrong_arguments_are_named() -> None:
         (lambda: weight_delta.compare(old[::2], new[::2]), "old must be contiguous"),
         (lambda: weight_delta.apply(old[:299], delta), "target is"),
         (lambda: weight_delta.apply(old, damaged(delta, offsets=delta.offsets[1:])), "one offset for each value"),
+        (lambda: weight_delta.apply(old, damaged(delta, offsets=delta.offsets.to("meta"))), "the delta on meta: move"),
         (lambda: weight_delta.apply(old, damaged(delta, counts=delta.counts.long())), "one offset for each value"),
         (lambda: weight_delta.checksum(old.double()), "of 2 or 4 bytes"),
         (lambda: weight_delta.compare(old, new, impl="fast"), "impl='fast' is unknown"),
