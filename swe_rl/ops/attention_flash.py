@@ -139,9 +139,10 @@ def _lengths(segments: Segments) -> dict[str, Any]:
 
 @contextmanager
 def _deterministic() -> Iterator[None]:
-    """torch's backward asks the global flag whether its order of additions must be fixed."""
+    """torch's backward asks the global flag whether its order of additions must be fixed; where that only warns, it
+    is not."""
     before, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:

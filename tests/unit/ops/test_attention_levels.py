@@ -200,3 +200,15 @@ def test_each_route_gives_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -
             found[impl] = [out, lse, *attention_routes.backward(grad, q, k, v, out, lse, kv_end, 0.25, impl)]
         check(found["auto"], found["cpu"])
         assert all(map(torch.equal, found["auto"], found[name]))
+
+
+def test_torchs_kernel_is_told_to_fix_its_order_and_not_just_to_warn() -> None:
+    """It reads both flags: with warn_only it warns and adds up in any order."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    with attention_flash._deterministic():
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.is_deterministic_algorithms_warn_only_enabled()
+    assert before == (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
