@@ -99,11 +99,15 @@ class Planner:
     def splits(self, engine_nodes: int | None = None) -> list[Split]:
         """Ways to divide the GPUs; shared ones too where the engine would leave none to the trainer.
 
-        ConfigError for engine_nodes that the cluster does not have.
+        ConfigError for engine_nodes that the cluster does not have, and for an engine that is larger than the cluster.
         """
         site, tensor = self.site, self.cfg.engine.tensor_parallel
         if not any(phase.episodes for phase in self.work) or self.cfg.engine.backend == "embedded":
             return [Split(trainer_gpus=site.num_gpus, engine_gpus=site.num_gpus, colocated=True)]
+        if tensor > site.num_gpus:
+            raise ConfigError(
+                f"engine.tensor_parallel={tensor} needs more than the {site.num_gpus} GPUs of the cluster"
+            )
         shared = Split(trainer_gpus=site.num_gpus, engine_gpus=site.num_gpus // tensor * tensor, colocated=True)
         if self.cfg.engine.layout == "colocated" or engine_nodes == 0:
             return [shared]

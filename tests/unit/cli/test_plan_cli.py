@@ -56,6 +56,12 @@ def test_what_plan_advises_is_a_configuration(capsys: pytest.CaptureFixture[str]
     assert "tensor_parallel: 8" in capsys.readouterr().out
 
 
+def test_an_engine_larger_than_the_cluster_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["model.name=Qwen/Qwen2.5-0.5B", "cluster.num_nodes=1", "cluster.gpus_per_node=2", "cluster.gpu=h200"]
+    assert run("plan", *words, "engine=vllm", "engine.tensor_parallel=4") == 2
+    assert "engine.tensor_parallel=4 needs more than the 2 GPUs of the cluster" in capsys.readouterr().err
+
+
 def test_plan_refuses_what_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("plan", "experiment=nebius", "cluster=h100_1x8") == 2
     captured = capsys.readouterr()
