@@ -26,6 +26,7 @@ from swe_rl.protocols import SamplingParams
 from swe_rl.types import Completion
 
 HOPELESS = (401, 403, 404)  # HTTP statuses that stay
+FAILED = ("abort", "error")  # finish reasons of an answer that is none: vLLM, SGLang
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 
 
@@ -153,6 +154,8 @@ def _choice(answer: Mapping[str, Any]) -> Mapping[str, Any]:
     choices = answer.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         raise EngineError(f"the server answered without choices: {str(answer)[:200]}")
+    if choices[0].get("finish_reason") in FAILED:
+        raise EngineError(f"the server ended the request itself: {choices[0]['finish_reason']}")
     return choices[0]
 
 

@@ -167,7 +167,8 @@ def moved(delta: Delta, device: torch.device) -> Delta:
     if delta.values.device == device:
         return delta
     parts = (delta.counts, delta.offsets, delta.values)
-    counts, offsets, values = (part.to(device, non_blocking=True) for part in parts)
+    # A copy to the host that does not wait would be read before it is complete.
+    counts, offsets, values = (part.to(device, non_blocking=device.type != "cpu") for part in parts)
     return Delta(size=delta.size, counts=counts, offsets=offsets, values=values)
 
 

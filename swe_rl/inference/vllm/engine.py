@@ -296,9 +296,10 @@ class VllmEngine:
                     return waiting.result()
                 if not self._router.usable[index]:
                     raise ReplicaLost(f"{self.replicas[index].name} is being replaced")
+                if self._writing.locked() or not self._location:  # held up by an update, or by one that failed
+                    self._progress[index] = time.monotonic()
                 silent_s = time.monotonic() - self._progress[index]
-                held_up = self._writing.locked() or not self._location  # by an update, or by one that failed
-                if silent_s > self._cfg.stall_s and not held_up:
+                if silent_s > self._cfg.stall_s:
                     self.counters.stalls += 1
                     raise ReplicaLost(f"{self.replicas[index].name} has said nothing for {silent_s:.0f} s")
         finally:
@@ -353,10 +354,10 @@ class VllmEngine:
                 await self.replicas[index].close()
                 await self._bring_up(index)
                 return
-            except EngineError as err:
+            except Exception as err:  # the boundary of this task: turns wait for its end, whatever it is
                 log.warning("%s could not be started again: %s", self.replicas[index].name, err)
                 if attempt == START_TRIES - 1:
-                    self._given_up[index] = err
+                    self._given_up[index] = err if isinstance(err, EngineError) else EngineError(repr(err))
                     self._changed.set()
             await asyncio.sleep(RETRY_S * (attempt + 1))
 

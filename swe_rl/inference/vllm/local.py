@@ -43,21 +43,21 @@ class LocalReplica:
     def __init__(self, name: str, args: Mapping[str, Any], *, gpus: Sequence[int] = ()) -> None:
         self.name, self._args, self._gpus = name, dict(args), list(gpus)
         self._llm: Any = None
-        self._unwanted = False  # the start was cancelled
 
     async def start(self) -> None:
         """Starts the engine's process and waits until it answers (tens of seconds). Raises EngineError."""
-        self._unwanted = False
+        unwanted = threading.Event()
         try:
-            self._llm = await asyncio.to_thread(self._make)
+            self._llm = await asyncio.to_thread(self._make, unwanted)
         except asyncio.CancelledError:  # the thread goes on
-            self._unwanted = True
+            unwanted.set()
             raise
         except Exception as err:  # whatever stops a start: memory, a model that vLLM does not know, a bad argument
             raise EngineError(f"vLLM did not start: {' '.join(str(err).split())[:500]}") from err
 
-    def _make(self) -> Any:
-        """The engine's processes take over this process's environment, so one is started at a time."""
+    def _make(self, unwanted: threading.Event) -> Any:
+        """The engine's processes take over this process's environment, so one is started at a time. `unwanted`: this
+        start was cancelled, so nobody else ends what it made."""
         with _STARTING:
             before = dict(os.environ)
             prepare_environment(os.environ, gpus=self._gpus)
@@ -66,7 +66,7 @@ class LocalReplica:
 
             try:
                 llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._args))
-                if self._unwanted:
+                if unwanted.is_set():
                     llm.shutdown(CLOSE_S)
                 return llm
             finally:
@@ -136,16 +136,24 @@ class LocalReplica:
 
     async def version(self) -> int:
         """The version that the engine says it has; -1 before the first one."""
-        label = await self._llm.get_weight_version()
-        return int(label) if label.lstrip("-").isdigit() else -1
+        try:
+            return _version(await self._llm.get_weight_version())
+        except Exception as err:
+            raise self._lost(err) from err
 
     async def sleep(self, level: int) -> None:
         """Frees the device: 1 keeps the weights in host memory, 2 drops them."""
-        await self._llm.sleep(level=level, mode="keep")
+        try:
+            await self._llm.sleep(level=level, mode="keep")
+        except Exception as err:
+            raise self._lost(err) from err
 
     async def wake(self, tags: list[str] | None = None) -> None:
         """Takes the device memory back, all or only "weights" or "kv_cache"."""
-        await self._llm.wake_up(tags)
+        try:
+            await self._llm.wake_up(tags)
+        except Exception as err:
+            raise self._lost(err) from err
 
     async def alive(self) -> bool:
         """Whether it can still answer."""

@@ -6,6 +6,8 @@ that it can be an argument of vLLM's update_weights.
 
 from __future__ import annotations
 
+import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,8 +20,11 @@ from torch import Size, Tensor
 from swe_rl.errors import EngineError, InvariantError
 from swe_rl.ops.weight_delta import checksum
 
+log = logging.getLogger(__name__)
+
 ALIGN = 64  # bytes: where a tensor may begin
 SHARED_MEMORY = Path("/dev/shm")
+NAME = "weights"
 MAX_SHARE = 0.8  # of the free shared memory that the weights may take
 
 
@@ -30,9 +35,10 @@ class WeightStore:
         """Raises OSError when there is no room."""
         self._dtype = getattr(torch, dtype)
         self._starts, size = _places(shapes, self._dtype)
-        self._folder = Path(tempfile.mkdtemp(prefix="swe-rl-weights-", dir=_room_for(size)))
-        self.path = self._folder / "weights"
-        flat = torch.from_file(str(self.path), shared=True, size=max(size, 1), dtype=torch.uint8)
+        size = max(size, 1)
+        self._folder = _reserved(size)
+        self.path = self._folder / NAME
+        flat = torch.from_file(str(self.path), shared=True, size=size, dtype=torch.uint8)
         self.targets: dict[str, Tensor] = {
             name: _view(flat, self._starts[name], tuple(shape), self._dtype) for name, shape in shapes.items()
         }
@@ -91,8 +97,26 @@ def _view(flat: Tensor, start: int, shape: tuple[int, ...], dtype: torch.dtype) 
     return flat[start : start + size].view(dtype).view(shape)
 
 
-def _room_for(num_bytes: int) -> Path | None:
-    """Shared memory if it has room; else None, the ordinary place for temporary files."""
+def _reserved(num_bytes: int) -> Path:
+    """A new folder whose file NAME has all its bytes: a mapping of a file that only says it is so large would end the
+    process when it is written to and the room is gone, to the weights of other ranks for one."""
+    for place in (_shared_memory(num_bytes), None):  # None: the ordinary place for temporary files
+        folder = Path(tempfile.mkdtemp(prefix="swe-rl-weights-", dir=place))
+        try:
+            with open(folder / NAME, "wb") as file:
+                os.posix_fallocate(file.fileno(), 0, num_bytes)
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            if place is None:
+                raise
+            continue
+        log.info("weights for the engine: %.2f GiB in %s", num_bytes / 2**30, folder)
+        return folder
+    raise AssertionError("unreachable")
+
+
+def _shared_memory(num_bytes: int) -> Path | None:
+    """Its folder if it has room."""
     if SHARED_MEMORY.is_dir() and num_bytes < MAX_SHARE * shutil.disk_usage(SHARED_MEMORY).free:
         return SHARED_MEMORY
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from swe_rl.errors import InvariantError
+from swe_rl.errors import EngineError, InvariantError
 from swe_rl.inference.vllm.requests import ReplicaChunk, ReplicaRequest, sampling_fields
 from swe_rl.protocols import SamplingParams
 from swe_rl.types import Completion
@@ -47,8 +47,11 @@ class TurnProgress:
     def add(self, chunk: ReplicaChunk, *, version: int) -> None:
         """Takes the next tokens. `version` is the replica's, for a part that ends before it can say so itself.
 
-        Raises InvariantError for logprobs that are not finite or do not belong to the ids.
+        Raises InvariantError for logprobs that are not finite or do not belong to the ids, EngineError for a part that
+        vLLM ended by a failure of its own: what it sampled until then is no answer.
         """
+        if chunk.finish_reason not in (None, "stop", "length", "abort"):
+            raise EngineError(f"vLLM ended a request of session {self.session!r} with {chunk.finish_reason!r}")
         if len(chunk.token_ids) != len(chunk.logprobs):
             raise InvariantError(f"vLLM returned {len(chunk.token_ids)} ids with {len(chunk.logprobs)} logprobs")
         if not all(map(math.isfinite, chunk.logprobs)):
@@ -58,16 +61,17 @@ class TurnProgress:
         self.token_ids += chunk.token_ids
         self.logprobs += chunk.logprobs
         if chunk.token_ids or (chunk.spans and self.token_ids):
-            self._stamp([v for _, v in chunk.spans] or [version])
+            self._stamp([v for _, v in chunk.spans], version)
         if chunk.finish_reason is not None and (chunk.finish_reason != "abort" or self.released):
             self.finish_reason = "cancelled" if chunk.finish_reason == "abort" else chunk.finish_reason
         if not self.finish_reason and len(self.token_ids) >= self.limit:
             self.finish_reason = "length"
 
-    def _stamp(self, versions: list[int]) -> None:
-        if self.version_first < 0 or self._part_start == 0:
-            self.version_first = versions[0]
-        self.version_last = versions[-1]
+    def _stamp(self, spans: list[int], version: int) -> None:
+        """`spans`: versions of the whole part under way, with its last chunk only; `version` holds until then."""
+        if self.version_first < 0 or (spans and self._part_start == 0):
+            self.version_first = spans[0] if spans else version
+        self.version_last = spans[-1] if spans else version
 
     def drop_part(self) -> None:
         """Forgets the tokens of the part under way: they were sampled by other weights than those asked for."""

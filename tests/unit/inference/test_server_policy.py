@@ -136,6 +136,8 @@ async def test_a_busy_server_is_asked_again_and_a_lost_one_is_trouble_of_the_mac
         (200, [1], EngineError),
         (200, {"choices": []}, EngineError),
         (200, chat("", "length"), EngineError),
+        (200, chat("ls", "abort"), EngineError),
+        (200, chat("ls", "error"), EngineError),
     ],
 )
 async def test_answers_of_no_use(status: int, body: Any, error: type[Exception]) -> None:

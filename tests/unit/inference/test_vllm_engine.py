@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import pytest
@@ -109,6 +109,47 @@ async def test_a_hanging_replica_is_replaced_and_a_slow_one_is_not() -> None:
         assert [c.token_ids for c in got] == [expected(prompt, 30)] * 2
         assert engine.counters.stalls == engine.counters.restarts == 1
         assert "close" not in slow.events
+
+
+class Recomputing(FakeReplica):
+    """Takes a moment after an update, for what it has to compute again."""
+
+    async def load(self, info: Mapping[str, Any], *, version: int) -> None:
+        await super().load(info, version=version)
+        self.paused.clear()
+        asyncio.get_running_loop().call_later(0.1, self.paused.set)
+
+
+async def test_a_long_update_is_no_stall() -> None:
+    replica = Recomputing("r0", delay_s=0.01)
+    async with fake_engine(replica, stall_s=0.2) as engine:
+        await engine.update_weights(WEIGHTS, version=0)
+        prompt = list(range(10, 20))
+        turn = asyncio.create_task(engine.generate(prompt, params(30), session="s"))
+        await asyncio.sleep(0.12)
+        shapes = {name: tuple(tensor.shape) for name, tensor in WEIGHTS.items()}
+        plan = UpdatePlan(version=1, base_version=None, stream="x", dtype="float32", shapes=shapes, in_flight="pause")
+        assert await engine.start_weight_update(plan)
+        await asyncio.sleep(0.5)  # longer than stall_s: the replica stands still because it was told to
+        assert await engine.finish_weight_update({name: checksum(tensor) for name, tensor in WEIGHTS.items()}) == []
+        assert (await turn).token_ids == expected(prompt, 30)
+        assert engine.counters.stalls == 0
+
+
+async def test_a_restart_that_fails_by_an_error_of_the_system_leaves_no_turn_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replica = FakeReplica("r0")
+    async with fake_engine(replica) as engine:
+        await engine.update_weights(WEIGHTS, version=0)
+
+        async def start() -> None:
+            raise OSError("no process left")
+
+        monkeypatch.setattr(replica, "start", start)
+        replica.fail_after = [2]
+        with pytest.raises(EngineDead, match="no process left"):
+            await asyncio.wait_for(engine.generate([11, 12], params(), session="s"), timeout=5)
 
 
 async def test_a_server_that_came_back_with_other_weights_is_not_believed(two: Any) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from swe_rl.config import EngineConfig
-from swe_rl.errors import ConfigError, InvariantError
+from swe_rl.errors import ConfigError, EngineError, InvariantError
 from swe_rl.inference.vllm.devices import replica_gpus, visible_devices
 from swe_rl.inference.vllm.requests import ReplicaChunk, sampled_logprobs, sampling_fields
 from swe_rl.inference.vllm.server import _chunk, _messages, command_line
@@ -65,6 +65,26 @@ def test_what_vllm_says_about_versions_wins_over_what_we_assume() -> None:
     )
     got = progress.completion(version=2)
     assert (got.policy_version, got.policy_version_max) == (1, 2)
+
+
+def test_a_part_that_is_lost_before_its_last_chunk_keeps_the_version_it_began_with() -> None:
+    progress = turn()
+    progress.next_request("a", version=3)
+    progress.add(ReplicaChunk(token_ids=[4], logprobs=[-0.5]), version=3)
+    progress.add(ReplicaChunk(token_ids=[5], logprobs=[-0.5]), version=4)  # new weights came; then it was lost
+    progress.next_request("b", version=4)
+    progress.add(ReplicaChunk(token_ids=[7], logprobs=[-1.0], finish_reason="stop", spans=[(0, 4)]), version=4)
+    got = progress.completion(version=9)
+    assert (got.policy_version, got.policy_version_max) == (3, 4)
+
+
+@pytest.mark.parametrize("reason", ["error", "repetition"])
+def test_a_part_that_vllm_could_not_finish_is_no_answer(reason: str) -> None:
+    progress = turn()
+    progress.next_request("a", version=3)
+    with pytest.raises(EngineError, match=reason):
+        progress.add(ReplicaChunk(token_ids=[4], logprobs=[-0.5], finish_reason=reason, spans=[(0, 3)]), version=3)
+    assert not progress.finish_reason
 
 
 def test_an_aborted_part_goes_on_unless_the_session_was_released() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from swe_rl.config import EngineConfig
 from swe_rl.errors import EngineError
 from swe_rl.inference import EmbeddedEngine
-from swe_rl.inference.weight_update import UpdatePlan, WeightBucket, WeightInbox, WeightPiece, packed, unpacked
+from swe_rl.inference.weight_update import UpdatePlan, WeightBucket, WeightInbox, WeightPiece, moved, packed, unpacked
 from swe_rl.ops import weight_delta
 from swe_rl.protocols import SamplingParams
 
@@ -55,6 +55,24 @@ def fresh_inbox(old: Mapping[str, Tensor]) -> WeightInbox:
     inbox.receive(dense(old))
     assert inbox.finish(sums(old)) == []
     return inbox
+
+
+def test_a_delta_comes_to_the_host_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a GPU a copy that does not wait may be read too early; one to a GPU may go on beside the host."""
+    asked: list[bool] = []
+    old, new = two_versions()
+    name = next(iter(old))
+    (piece,) = (p for p in delta(old, new).pieces if p.name == name)
+    assert isinstance(piece.values, weight_delta.Delta)
+
+    def to(part: Tensor, device: torch.device, *, non_blocking: bool) -> Tensor:
+        asked.append(non_blocking)
+        return part
+
+    monkeypatch.setattr(Tensor, "to", to)
+    monkeypatch.setattr(Tensor, "device", torch.device("cuda"))
+    moved(piece.values, torch.device("cpu"))
+    assert asked == [False] * 3
 
 
 def test_a_bucket_survives_the_wire() -> None:
