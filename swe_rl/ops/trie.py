@@ -188,6 +188,8 @@ def _check(ids: Tensor, offsets: Tensor) -> None:
     for name, tensor in (("ids", ids), ("offsets", offsets)):
         if tensor.dtype != torch.int64 or tensor.device.type != "cpu" or tensor.ndim != 1:
             raise ValueError(f"{name} must be one row of int64 on the CPU, got {tensor.dtype} {tuple(tensor.shape)}")
+        if not tensor.is_contiguous():
+            raise ValueError(f"{name} must be contiguous, its stride is {tensor.stride(0)}: call contiguous()")
     if not len(offsets) or int(offsets[0]) or int(offsets[-1]) != len(ids) or bool((offsets.diff() < 0).any()):
         raise ValueError(f"offsets must rise from 0 to the {len(ids)} ids: use trie.flat_offsets")
 

@@ -88,6 +88,8 @@ def test_bad_arguments_name_the_argument_and_the_cure() -> None:
     ids, offsets = flat([[1, 2], [3]])
     with pytest.raises(ValueError, match=r"ids must be .* int64"):
         trie.build_forest(ids.int(), offsets)
+    with pytest.raises(ValueError, match="ids must be contiguous, its stride is 2"):
+        trie.build_forest(ids.repeat_interleave(2)[::2], offsets)
     with pytest.raises(ValueError, match="flat_offsets"):
         trie.build_forest(ids, offsets[:-1])
     with pytest.raises(ValueError, match="first sample shares nothing"):
