@@ -104,10 +104,8 @@ def _plan(cfg: TrainConfig, given: dict[str, float], *, as_json: bool) -> int:
     fitting = [candidate for candidate in found if not candidate.reason]
     best = fitting[0] if fitting else found[0]
     if as_json:
-        shown = fitting[: int(given.get("--layouts", 8))]
-        print(
-            json.dumps({"fits": bool(fitting), "best": report.as_dict(best), "layouts": [*map(report.as_dict, shown)]})
-        )
+        shown = [report.as_dict(planner, candidate) for candidate in fitting[: int(given.get("--layouts", 8))]]
+        print(json.dumps({"fits": bool(fitting), "best": report.as_dict(planner, best), "layouts": shown}))
     else:
         print("\n".join([*report.heading(shape, site, model=cfg.model.name), *report.work_lines(planner.work), ""]))
         _print_candidate(planner, best)

@@ -131,7 +131,7 @@ def assumption_line(assumed: Assumptions) -> str:
     )
 
 
-def as_dict(candidate: Candidate) -> dict[str, Any]:
+def as_dict(planner: Planner, candidate: Candidate) -> dict[str, Any]:
     """A candidate for programs: bytes and seconds."""
     layout = candidate.layout
     return {
@@ -148,5 +148,5 @@ def as_dict(candidate: Candidate) -> dict[str, Any]:
             for time in candidate.times
         },
         "seconds": candidate.seconds,
-        "overrides": layout.overrides(),
+        "overrides": command_words(planner, candidate),
     }

@@ -56,6 +56,15 @@ def test_what_plan_advises_is_a_configuration(capsys: pytest.CaptureFixture[str]
     assert "tensor_parallel: 8" in capsys.readouterr().out
 
 
+def test_json_advises_what_the_text_does(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["experiment=deepswe", "cluster=h100_8x8"]
+    assert run("plan", *words) == 0
+    text = capsys.readouterr().out.splitlines()[-1].split()[1:]
+    assert run("plan", "--json", *words) == 0
+    assert json.loads(capsys.readouterr().out)["best"]["overrides"] == text
+    assert any(word.startswith("engine.replicas=") for word in text)
+
+
 def test_an_engine_larger_than_the_cluster_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["model.name=Qwen/Qwen2.5-0.5B", "cluster.num_nodes=1", "cluster.gpus_per_node=2", "cluster.gpu=h200"]
     assert run("plan", *words, "engine=vllm", "engine.tensor_parallel=4") == 2
