@@ -3,7 +3,7 @@
     python benchmarks/bench_weight_delta.py [--elements 67108864] [--record]
     python benchmarks/bench_weight_delta.py --rl smollm2-135m [--steps 3] [--learning-rate 1e-6] [--record]
 
-The first form times compare (with update), apply and checksum on bf16 tensors of which a share changed, the compiled
+The first form times compare (without update), apply and checksum on bf16 tensors of which a share changed, the compiled
 code and torch in alternation, one thread; speeds are bytes of one version of the tensor per second, in wall time and in
 time on the CPU (which a busy machine disturbs less). `--record` appends to baselines/weight_delta.csv.
 
