@@ -115,9 +115,9 @@ class Recomputing(FakeReplica):
     """Takes a moment after an update, for what it has to compute again."""
 
     async def load(self, info: Mapping[str, Any], *, version: int) -> None:
+        held, self.paused = self.paused, asyncio.Event()
         await super().load(info, version=version)
-        self.paused.clear()
-        asyncio.get_running_loop().call_later(0.1, self.paused.set)
+        asyncio.get_running_loop().call_later(0.1, held.set)
 
 
 async def test_a_long_update_is_no_stall() -> None:
