@@ -16,10 +16,11 @@ build() { # build SOURCE NAME FLAG...; moved into place at the end, as a running
         -Wno-psabi "$@" "$source" -o "$library.$$" && mv -f "$library.$$" "$library"
 }
 
-build_cuda() { # build_cuda NVCC: code for Hopper, and PTX for what comes later
+build_cuda() { # build_cuda NVCC: code for Ampere and Hopper, and PTX for what comes later
     library="$target/libweight_delta-cuda.so"
-    "$1" -O3 -std=c++17 -shared -Xcompiler -fPIC -gencode arch=compute_90,code=sm_90 \
-        -gencode arch=compute_90,code=compute_90 "$here/weight_delta.cu" -o "$library.$$" && mv -f "$library.$$" "$library"
+    "$1" -O3 -std=c++17 -shared -Xcompiler -fPIC -gencode arch=compute_80,code=sm_80 \
+        -gencode arch=compute_90,code=sm_90 -gencode arch=compute_90,code=compute_90 "$here/weight_delta.cu" \
+        -o "$library.$$" && mv -f "$library.$$" "$library"
 }
 
 mkdir -p "$target"
