@@ -9,6 +9,7 @@ from pathlib import Path
 
 from swe_rl.agents.rendering import make_renderer
 from swe_rl.cli.hydra_entry import compose_all
+from swe_rl.config import ModelConfig
 from swe_rl.config.evaluation import EvaluationConfig, validate_evaluation
 from swe_rl.errors import ConfigError, SandboxError, SandboxUnavailable
 from swe_rl.evaluation.attempt import Attempt, attempt_of
@@ -49,6 +50,8 @@ def main(argv: Sequence[str]) -> int:
     composed = compose_all(EvaluationConfig, "eval", spelt_out([word for word in argv if "=" in word]))
     cfg = composed.config
     validate_evaluation(cfg)
+    if cfg.policy or cfg.model.name != ModelConfig().name:
+        raise ConfigError("policy and model.name do nothing for swe-rl eval import, which samples nothing: remove them")
     if not files:
         raise ConfigError("swe-rl eval import needs a *.traj.json file, a folder or a file of predictions")
     episodes = [episode for file in files for episode in read_foreign(file)]

@@ -197,12 +197,13 @@ async def _sequential(evaluation: Evaluation) -> list[EvalResult] | None:
 
 
 def keep_scores(run_dir: RunDir, found: Mapping[str, Candidate]) -> list[Candidate]:
-    """Writes candidates.jsonl, by trajectory id. What verifiers added to it before a resume stays: an id names the same
-    rollout for ever."""
+    """Writes candidates.jsonl, by trajectory id. What verifiers added before a resume stays, also of rollouts that an
+    interrupted resume did not come to: an id names the same rollout for ever."""
     file = run_dir.path / FILE_NAME
     known = read_candidates(file) if file.exists() else []
     scored = {c.trajectory_id: c for c in known if (c.ef_score, c.regression, c.reproduction) != (None, None, None)}
-    candidates = [scored.get(name, found[name]) for name in sorted(found)]
+    merged = {**found, **scored}
+    candidates = [merged[name] for name in sorted(merged)]
     write_candidates(file, candidates)
     return candidates
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from swe_rl.agents.rendering import Renderer, make_renderer
 from swe_rl.cli.eval_policy import built_in_tokenizer, run_config, weights_of
+from swe_rl.cli.paths import cache_dir
 from swe_rl.cli.rollout import rollout_files
 from swe_rl.config import AgentConfig, ModelConfig, SandboxConfig, TaskConfig, TrainConfig
+from swe_rl.config.evaluation import EvaluationConfig
 from swe_rl.errors import ConfigError
 from swe_rl.evaluation.verifier_data import tasks_by_id
 from swe_rl.evaluation.verifier_model import MANIFEST
-from swe_rl.models.tokenizers import read_tokenizer
+from swe_rl.models.tokenizers import load_tokenizer, read_tokenizer
 from swe_rl.rollout.journal import read_journal, read_parquet
 from swe_rl.types import Task, Trajectory
 
@@ -32,18 +34,28 @@ class StoredRun:
     task: TaskConfig
     model: ModelConfig
     policy: str  # of an evaluation: what it was of
+    server_tokenizer: str  # of an evaluation of a server: what counted its tokens
 
     def renderer(self) -> Renderer:
         """Of the tokenizer that the rollouts were sampled with: of the policy evaluated, else of the run's own
-        weights, else of the configured model."""
+        weights, else of the configured model. ConfigError when it cannot be loaded: no other one reads its ids."""
         stored = sorted(self.path.glob("phases/*/tokenizer.json"))
         own = [file for file in stored if not (file.parent / MANIFEST).exists()]  # a verifier's may have more tokens
         folder = weights_of(self.policy) if self.policy else own[-1].parent if own else None
         if folder is not None and (folder / "tokenizer.json").is_file():
             tokenizer = read_tokenizer(str(folder))
         else:
-            tokenizer = built_in_tokenizer(TrainConfig(model=self.model, task=self.task, agent=self.agent))
+            tokenizer = self._named_tokenizer(str(folder or ""))
         return make_renderer(tokenizer, thinking=self.agent.thinking, observations=self.agent.observations)
+
+    def _named_tokenizer(self, folder: str) -> Any:
+        kind = EvaluationConfig(policy=self.policy).kind
+        if kind == "server" and self.server_tokenizer:
+            return read_tokenizer(self.server_tokenizer)
+        name = folder or self.policy or self.model.name
+        if kind != "model" or name == "nano":
+            return built_in_tokenizer(TrainConfig(model=self.model, task=self.task, agent=self.agent))
+        return load_tokenizer(replace(self.model, name=name), cache_dir=cache_dir() / "models")
 
     def trajectories(self, *, ids: Iterable[str] | None = None) -> list[Trajectory]:
         """Finished rollouts with these ids, or all graded attempts at tasks (a test agent's are none). ConfigError for
@@ -75,6 +87,7 @@ def open_stored(path: Path) -> StoredRun:
         task=_group(TaskConfig, values, "task"),
         model=_group(ModelConfig, values, "model"),
         policy=str(values.get("policy") or ""),
+        server_tokenizer=str((values.get("server") or {}).get("tokenizer") or ""),
     )
 
 

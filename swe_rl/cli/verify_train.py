@@ -2,7 +2,7 @@
 
 RUN/phases/<name>/            the weights with verifier.json: what it was trained on, and must never judge
 RUN/candidates.jsonl          held-out attempts with their scores, where eval.splits asks for them
-RUN/verifier.json, .html      how good the scores are there: AUC, calibration, ROC and reliability curves
+RUN/verifier_quality.json, .html  how good the scores are there: AUC, calibration, ROC and reliability curves
 """
 
 from __future__ import annotations
@@ -90,6 +90,7 @@ async def open_session(composed: Composed[TrainConfig]) -> AsyncIterator[Session
         opened = open_run(replace(cfg, phases=[]), label=composed.label, config_yaml=composed.yaml)
         run = await stack.enter_async_context(opened)
         install_interrupts(run)
+        await run.publisher.publish()  # not every engine begins with the weights of the policy
         yield Session(cfg=cfg, phase=cfg.phases[0], run=run)
 
 
@@ -118,6 +119,7 @@ async def train_verifier(session: Session) -> Path:
     there."""
     from swe_rl.evaluation.verifier_data import training_questions
     from swe_rl.evaluation.verifier_model import MANIFEST
+    from swe_rl.training import mesh
 
     cfg, phase, run = session.cfg, session.phase, session.run
     directory = run.dir.phase_weights(phase.name)
@@ -131,7 +133,7 @@ async def train_verifier(session: Session) -> Path:
         f"{counts['verifier/num_solved']:.0f} solved; {counts['verifier/num_condensed']:.0f} condensed, "
         f"{counts['verifier/num_too_long']:.0f} too long of {counts['verifier/num_seen']:.0f}"
     )
-    await asyncio.to_thread(_fit, session, questions, directory)
+    await mesh.in_thread(_fit, session, questions, directory)
     return directory
 
 
@@ -251,7 +253,7 @@ async def judge_heldout(session: Session, directory: Path) -> list[Candidate]:
             temperature=cfg.rollout.temperature,
         )
     verifier = _open(session, directory)
-    scores = await asyncio.to_thread(verifier.judge_all, session.attempts, session.heldout)
+    scores = await mesh.in_thread(verifier.judge_all, session.attempts, session.heldout)
     candidates = [
         replace(candidate_of(item, session.heldout[item.task_id]), ef_score=found.p_yes, ef_flag=found.flag)
         for item in session.attempts

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from swe_rl.errors import SweRlError
 from swe_rl.evaluation.attempt import Attempt, attempt_of
 from swe_rl.evaluation.benchmark import EvalResult
 from swe_rl.evaluation.budget import until_confident
@@ -40,7 +41,7 @@ async def evaluate_sequentially(
     """`most` rollouts per task at most; without a confident one the best score counts. None after `collector.drain`.
 
     Tasks run side by side, the rollouts of one after another. A task of which the machine lost everything is counted in
-    `num_lost`.
+    `num_lost`. Raises SweRlError when that was so for all: nothing was measured.
     """
 
     async def one(task: Task) -> tuple[Task, list[Trajectory], list[float]]:
@@ -67,6 +68,9 @@ async def evaluate_sequentially(
         rollouts.append(len(found))
         tokens.append(sum(t.num_sampled_tokens for t in found))
         confident.append(given[best] >= threshold)
+    if tasks and not attempts:
+        why = f", the last to {collector.stats.last_loss}" if collector.stats.last_loss else ""
+        raise SweRlError(f"evaluation {name}: all rollouts of {len(tasks)} tasks were lost to the machine{why}")
     return Sequential(
         result=EvalResult(split=split, mode="sequential", attempts=attempts, num_lost=len(tasks) - len(attempts)),
         scores=scores,

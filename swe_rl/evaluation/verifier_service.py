@@ -31,6 +31,7 @@ from swe_rl.evaluation.verifier_model import (
 )
 from swe_rl.inference.server import ServerPolicy
 from swe_rl.models.tokenizers import read_tokenizer
+from swe_rl.training import mesh
 from swe_rl.types import Task, Trajectory
 
 Judge = Callable[[Sequence[Sequence[int]]], list[Judgement]]  # prompts -> judgements, in their order
@@ -72,7 +73,7 @@ class TrainedVerifier:
         while self.waiting:
             batch, self.waiting = self.waiting, []
             try:
-                found = await asyncio.to_thread(self._answers, [question for question, _ in batch])
+                found = await mesh.in_thread(self._answers, [question for question, _ in batch])
             except Exception as err:  # the boundary of this task: whoever waits gets the cause
                 for _, future in batch:
                     if not future.done():

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from swe_rl.cli.dispatch import main
 from swe_rl.cli.eval_policy import short_name, spelt_out, weights_of, with_settings_of_run
+from swe_rl.cli.eval_run import keep_scores
 from swe_rl.cli.hydra_entry import compose_config
 from swe_rl.config.evaluation import EvaluationConfig, validate_evaluation
 from swe_rl.errors import ConfigError
+from swe_rl.evaluation.candidates import FILE_NAME, Candidate, read_candidates, write_candidates
+from swe_rl.training.run_dir import RunDir
 
 
 def made(*words: str) -> EvaluationConfig:
@@ -107,6 +111,21 @@ def test_a_run_brings_its_agent_settings_and_the_command_line_wins(tmp_path: Pat
     for other in ("agent=default", "+eval=verified50"):
         assert with_settings_of_run([f"policy={tmp_path}", other]) == [f"policy={tmp_path}", other]
     assert with_settings_of_run(["policy=oracle"]) == ["policy=oracle"]
+
+
+@pytest.mark.parametrize("word", ["policy=oracle", "model=smollm2"])
+def test_an_import_takes_no_policy(word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "import", str(tmp_path / "x.jsonl"), word]) == 2
+    assert "policy and model.name do nothing for swe-rl eval import" in capsys.readouterr().err
+
+
+def test_scores_survive_an_interrupted_resume(tmp_path: Path) -> None:
+    first, second, third = (Candidate(trajectory_id=name, task_id="t", repository="r") for name in "abc")
+    scored = replace(second, ef_score=0.75)
+    write_candidates(tmp_path / FILE_NAME, [first, scored])
+    assert keep_scores(RunDir(tmp_path), {"c": third}) == [scored, third]  # a is in the journal, b's score nowhere else
+    assert keep_scores(RunDir(tmp_path), {"a": first, "b": second, "c": third}) == [first, scored, third]
+    assert read_candidates(tmp_path) == [first, scored, third]
 
 
 def test_help_of_every_word(capsys: pytest.CaptureFixture[str]) -> None:

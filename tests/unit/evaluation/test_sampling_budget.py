@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from swe_rl.errors import EngineError
+from swe_rl.errors import EngineError, SweRlError
 from swe_rl.evaluation import pass_at_k
 from swe_rl.evaluation.budget import sequential, tokens_against_rollouts, until_confident
 from swe_rl.evaluation.candidates import Candidate
@@ -114,6 +114,13 @@ async def test_evaluation_with_the_rule_hands_in_one_rollout_per_task() -> None:
     assert found.scores["eval-x/0/a/3"] == 0.9
     collector.drain()
     assert await evaluate_sequentially(collector, tasks, Scores(), most=5, **options) is None  # type: ignore[arg-type]
+
+
+async def test_an_outage_is_no_result() -> None:
+    collector, _ = make_collector(World(), lambda session, turn: EngineError("down"), infra_retries=0)
+    options = {"split": "heldout", "name": "eval-x", "threshold": 0.8}
+    with pytest.raises(SweRlError, match="all rollouts of 2 tasks were lost"):
+        await evaluate_sequentially(collector, [make_task("a"), make_task("b")], ByIndex(), most=2, **options)  # type: ignore[arg-type]
 
 
 def test_rollouts_against_tokens_by_hand() -> None:

@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import torch
 
 from swe_rl.config import AgentConfig, ModelConfig
 from swe_rl.config.evaluation import ServerConfig
@@ -99,6 +100,18 @@ async def test_a_failure_reaches_everybody_who_waits_and_the_next_question_is_an
     assert [str(item) for item in found] == ["out of memory"] * 3
     verifier.judge = plain
     assert 0 <= await verifier.score(TASKS["a"], given[0]) <= 1
+
+
+async def test_questions_are_answered_on_the_gpu_of_the_rank(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new thread would work on GPU 0, where this rank's weights are not."""
+    verifier, used = opened(directory), list[tuple[int, bool]]()
+    main = threading.current_thread()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda n: used.append((n, threading.current_thread() is main)))
+    verifier.judge = lambda prompts: [Judgement(0.5)] * len(prompts)
+    await verifier.score(TASKS["a"], attempts()[0])
+    assert used == [(3, False)]
 
 
 async def test_tasks_and_repositories_of_its_training_are_refused(directory: Path) -> None:
