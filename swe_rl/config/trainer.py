@@ -40,10 +40,11 @@ class TrainerConfig:
     tensor_parallel: int = 1  # with sequence parallelism
     context_parallel: int = 1
     pipeline_parallel: int = 1
+    expert_parallel: int = 1  # experts are spread over so many of the data and context parallel ranks
     offload: bool = False  # optimiser state and masters in host memory
 
 
-MEGATRON_KEYS = ("tensor_parallel", "context_parallel", "pipeline_parallel", "offload")
+MEGATRON_KEYS = ("tensor_parallel", "context_parallel", "pipeline_parallel", "expert_parallel", "offload")
 BATCHING_BOUNDS = Bounds(choices={"layout": ("sequence", "tree", "auto")}, positive=("max_tokens_per_batch",))
 BOUNDS = Bounds(
     choices={
@@ -55,7 +56,7 @@ BOUNDS = Bounds(
     },
     positive=(
         *("learning_rate", "muon_learning_rate", "eps", "max_grad_norm"),
-        *("tensor_parallel", "context_parallel", "pipeline_parallel"),
+        *("tensor_parallel", "context_parallel", "pipeline_parallel", "expert_parallel"),
     ),
     not_negative=("warmup_steps", "warmup_ratio", "min_lr_ratio", "weight_decay"),
     at_most_one=("min_lr_ratio", "warmup_ratio"),

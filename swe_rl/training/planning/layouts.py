@@ -50,6 +50,7 @@ class Layout:
                 "tensor_parallel": self.tensor,
                 "context_parallel": self.context,
                 "pipeline_parallel": self.pipeline,
+                "expert_parallel": self.expert,
                 "offload": self.offload,
             }
         words = {**chosen, "activation_checkpointing": self.recompute != "none"}

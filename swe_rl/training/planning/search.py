@@ -144,6 +144,7 @@ class Planner:
             tensor=cfg.tensor_parallel,
             context=cfg.context_parallel,
             pipeline=cfg.pipeline_parallel,
+            expert=cfg.expert_parallel,
             recompute=recompute,
             offload=cfg.offload,
         )

@@ -316,6 +316,14 @@ def test_layouts_use_all_gpus_and_repeat_nothing() -> None:
     assert {layout.num_gpus for layout in found} == {24}
 
 
+def test_what_is_advised_is_the_layout_that_was_judged() -> None:
+    """A mixture of experts that fits only when its experts are spread: the words say so."""
+    words, cluster = ("experiment=deepswe", "model.name=Qwen/Qwen3-235B-A22B"), {"nodes": 16, "gpu": "h200"}
+    best = search(planner(*words, **cluster))[0]
+    assert (best.reason, best.layout.expert > 1) == ("", True)
+    assert planner(*words, *best.layout.overrides(), **cluster).configured(best.split) == best.layout
+
+
 def planner(*words: str, nodes: int, gpu: str) -> Planner:
     cfg = compose_config(TrainConfig, "train", list(words))
     assumed = Assumptions(efficiency=Efficiency())
