@@ -30,7 +30,7 @@ def packed_forward(
     hidden states here, reads `head_weight` and applies the loss): the root's hooks gather the embedding, final norm and
     head, the decoder layers gather themselves. Raises InvariantError when the model does not use packed attention or
     the borders and kv_end of plain documents contradict one another, or of `context` and a split batch only one is
-    there, ConfigError for trees with "sdpa".
+    there, ConfigError for trees with "sdpa" and for a split batch with anything but "auto".
     """
     if model.config._attn_implementation != PACKED:
         raise InvariantError(
@@ -57,6 +57,8 @@ def _segments(batch: PackedBatch, attention: str, context: ContextGroup | None) 
     if (batch.context_rows is None) != (context is None):
         raise InvariantError("a batch that was split over ranks needs their group, and a whole one must not have one")
     if context is not None:
+        if attention != "auto":
+            raise ConfigError(f"trainer.attention={attention} does nothing for rows split over ranks: set it to auto")
         rows = batch.context_rows
         return PackedSegments(batch.cu_seqlens_host, kv_end=batch.kv_end, context=context, context_rows=rows)
     tree = batch.target_rows is not None

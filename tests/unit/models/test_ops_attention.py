@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 from swe_rl.errors import ConfigError, InvariantError
 from swe_rl.models import head_weight, packed_forward
 from swe_rl.models.attention import PACKED, register
+from swe_rl.ops.context_parallel import ContextGroup
 
 SIZES = {"vocab_size": 97, "hidden_size": 48, "num_hidden_layers": 2, "intermediate_size": 80, "use_cache": False}
 HEADS = {"num_attention_heads": 4, "head_dim": 12}
@@ -97,6 +98,12 @@ def test_a_tree_is_its_paths(pack: Any, documents: list[list[int]]) -> None:
     torch.testing.assert_close(hidden[borders[1] :], two[length:], rtol=0, atol=1e-5)
     with pytest.raises(ConfigError, match=r"trainer\.attention=sdpa computes plain documents"):
         packed_forward(model, tree, attention="sdpa")
+
+
+def test_a_split_row_has_no_choice_of_attention(pack: Any, documents: list[list[int]]) -> None:
+    batch = replace(pack(documents), context_rows=torch.zeros(1, 1, dtype=torch.int64))
+    with pytest.raises(ConfigError, match=r"trainer\.attention=cpu does nothing for rows split over ranks"):
+        packed_forward(build("qwen3"), batch, attention="cpu", context=ContextGroup(group=None))  # type: ignore[arg-type]
 
 
 def test_plain_documents_whose_mask_says_otherwise_are_refused(pack: Any, documents: list[list[int]]) -> None:
