@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from real_parts import require
-from triton_versions import INSTALLED, ROOT, TRITONS, run_with_triton
+from triton_versions import INSTALLED, OLDER_BY_NIGHT, ROOT, run_with_triton
 
 from benchmarks.aot_head import Report, read_baseline
 
@@ -59,7 +59,7 @@ def test_the_forward_kernel_compiles_for_hopper(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("triton", TRITONS)
+@pytest.mark.parametrize("triton", OLDER_BY_NIGHT)
 def test_every_hopper_configuration_passes_the_gates(triton: str, tmp_path: Path) -> None:
     found = compile_all(triton, tmp_path, "--arch", "90")
     assert len(found) == NUM_BUILDS
@@ -79,7 +79,7 @@ def test_every_hopper_configuration_passes_the_gates(triton: str, tmp_path: Path
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("arch", ["80", "100"])
-@pytest.mark.parametrize("triton", TRITONS)
+@pytest.mark.parametrize("triton", OLDER_BY_NIGHT)
 def test_neighbouring_architectures_compile(triton: str, arch: str, tmp_path: Path) -> None:
     found = compile_all(triton, tmp_path, "--arch", arch, "--smoke")
     assert {report.kernel for report in found} == KERNELS

@@ -6,7 +6,7 @@ import importlib.util
 
 import pytest
 from real_parts import require
-from triton_versions import INSTALLED, TRITONS, run_with_triton
+from triton_versions import INSTALLED, OLDER_BY_NIGHT, run_with_triton
 
 CASES = "tests/unit/ops/attention_triton_cases.py"
 
@@ -26,6 +26,6 @@ def test_a_few_values() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("triton", TRITONS)
+@pytest.mark.parametrize("triton", OLDER_BY_NIGHT)
 def test_all_values(triton: str) -> None:
     run_cases(triton)

@@ -12,10 +12,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 INSTALLED = "installed"
 FOLDERS = [folder for folder in os.environ.get("SWE_RL_TRITON_PATHS", "").split(os.pathsep) if folder]
 TRITONS = [INSTALLED, *FOLDERS]
+# For suites of minutes: the older ones take their turn in .ci/nightly.
+OLDER_BY_NIGHT = [INSTALLED, *(pytest.param(folder, marks=pytest.mark.nightly) for folder in FOLDERS)]
 
 
 def run_with_triton(triton: str, arguments: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
