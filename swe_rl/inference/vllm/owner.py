@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import signal
 import threading
 import time
@@ -11,6 +13,8 @@ from pathlib import Path
 
 OWNER = "SWE_RL_ENGINE_OWNER"  # environment variable: process id and start time of the owner
 LOOK_S = 1.0
+LOCKED = "weights"  # file in a folder of weights, locked by the process that writes it
+_LEFT: set[Path] = set()
 
 
 def name_owner(environment: MutableMapping[str, str]) -> None:
@@ -26,9 +30,27 @@ def watch_owner() -> None:
         threading.Thread(target=_watch, args=arguments, name="swe-rl-owner", daemon=True).start()
 
 
+def remove_with_owner(folder: Path) -> None:
+    """This process removes `folder` when the named owner has ended, and whoever writes the weights in it has, too."""
+    _LEFT.add(folder)
+
+
+def remove_unlocked(folder: Path) -> bool:
+    """Removes a folder of weights unless the process that writes them lives; whether it did."""
+    try:
+        with open(folder / LOCKED, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # in use, somebody else's, or gone
+        return False
+    shutil.rmtree(folder, ignore_errors=True)
+    return True
+
+
 def _watch(owner: int, started: str, parent: int) -> None:
     while _started(owner) == started:
         time.sleep(LOOK_S)
+    for folder in set(_LEFT):
+        remove_unlocked(folder)
     if parent != owner and os.getppid() == parent:  # else it is gone, and its number may be somebody else's
         os.kill(parent, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -6,25 +6,29 @@ that it can be an argument of vLLM's update_weights.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Size, Tensor
 
 from swe_rl.errors import EngineError, InvariantError
+from swe_rl.inference.vllm.owner import LOCKED, remove_unlocked
 from swe_rl.ops.weight_delta import checksum
 
 log = logging.getLogger(__name__)
 
 ALIGN = 64  # bytes: where a tensor may begin
 SHARED_MEMORY = Path("/dev/shm")
-NAME = "weights"
+PREFIX = "swe-rl-weights-"
+SETTLED_S = 60.0  # age from which an unlocked folder is nobody's
 MAX_SHARE = 0.8  # of the free shared memory that the weights may take
 
 
@@ -36,8 +40,9 @@ class WeightStore:
         self._dtype = getattr(torch, dtype)
         self._starts, size = _places(shapes, self._dtype)
         size = max(size, 1)
-        self._folder = _reserved(size)
-        self.path = self._folder / NAME
+        sweep()
+        self._folder, self._lock = _reserved(size)
+        self.path = self._folder / LOCKED
         flat = torch.from_file(str(self.path), shared=True, size=size, dtype=torch.uint8)
         self.targets: dict[str, Tensor] = {
             name: _view(flat, self._starts[name], tuple(shape), self._dtype) for name, shape in shapes.items()
@@ -69,6 +74,7 @@ class WeightStore:
     def close(self) -> None:
         """Idempotent. Whoever has the file mapped keeps what is in it."""
         shutil.rmtree(self._folder, ignore_errors=True)
+        self._lock.close()
 
 
 def read_tensors(path: str, tensors: Sequence[Sequence[Any]], *, version: int) -> Iterator[tuple[str, Tensor]]:
@@ -97,21 +103,35 @@ def _view(flat: Tensor, start: int, shape: tuple[int, ...], dtype: torch.dtype) 
     return flat[start : start + size].view(dtype).view(shape)
 
 
-def _reserved(num_bytes: int) -> Path:
-    """A new folder whose file NAME has all its bytes: a mapping of a file that only says it is so large would end the
-    process when it is written to and the room is gone, to the weights of other ranks for one."""
+def sweep() -> None:
+    """Removes the weights of processes that were killed: the lock on a file ends with whoever wrote it."""
+    for place in {SHARED_MEMORY, Path(tempfile.gettempdir())}:
+        for folder in place.glob(f"{PREFIX}*"):
+            try:
+                settled = time.time() - folder.stat().st_mtime > SETTLED_S
+            except OSError:  # gone meanwhile
+                continue
+            if settled and remove_unlocked(folder):
+                log.warning("removed %s, left behind by a process that was killed", folder)
+
+
+def _reserved(num_bytes: int) -> tuple[Path, IO[bytes]]:
+    """A new folder and, locked, its file LOCKED, which has all its bytes: a mapping of a file that only says it is so
+    large would end the process when it is written to and the room is gone, to the weights of other ranks for one."""
     for place in (_shared_memory(num_bytes), None):  # None: the ordinary place for temporary files
-        folder = Path(tempfile.mkdtemp(prefix="swe-rl-weights-", dir=place))
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
+        file = open(folder / LOCKED, "wb")
         try:
-            with open(folder / NAME, "wb") as file:
-                os.posix_fallocate(file.fileno(), 0, num_bytes)
+            fcntl.flock(file, fcntl.LOCK_EX)
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
         except OSError:
+            file.close()
             shutil.rmtree(folder, ignore_errors=True)
             if place is None:
                 raise
             continue
         log.info("weights for the engine: %.2f GiB in %s", num_bytes / 2**30, folder)
-        return folder
+        return folder, file
     raise AssertionError("unreachable")
 
 

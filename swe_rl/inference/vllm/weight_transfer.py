@@ -12,6 +12,7 @@ module (settings.WORKER_EXTENSION).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, Weight
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from swe_rl.inference.vllm.owner import watch_owner
+from swe_rl.inference.vllm.owner import remove_with_owner, watch_owner
 from swe_rl.inference.vllm.settings import WEIGHT_TRANSFER
 from swe_rl.inference.vllm.store import read_tensors
 
@@ -58,6 +59,7 @@ class SharedWeightTransfer(WeightTransferEngine[SharedInitInfo, SharedUpdateInfo
 
     def receive_weights(self, update_info: SharedUpdateInfo) -> None:
         """Raises InvariantError for bits that are not those that were published."""
+        remove_with_owner(Path(update_info.path).parent)
         tensors: Any = read_tensors(update_info.path, update_info.tensors, version=update_info.version)
         self.model.load_weights((name, tensor.to(self.device)) for name, tensor in tensors)
 

@@ -24,6 +24,25 @@ def test_the_file_has_its_room_from_the_start() -> None:
     assert not store.path.parent.exists()
 
 
+def test_weights_of_a_killed_process_are_removed_and_those_in_use_are_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(store_module, "SHARED_MEMORY", tmp_path)
+    left, fresh = tmp_path / "swe-rl-weights-left", tmp_path / "swe-rl-weights-fresh"
+    for folder in (left, fresh):
+        folder.mkdir()
+        (folder / "weights").write_bytes(b"x")
+    used = WeightStore(SHAPES, dtype="float32")
+    for folder in (left, used.path.parent):
+        os.utime(folder, (1.0, 1.0))
+    other = WeightStore(SHAPES, dtype="float32")
+    assert not left.exists()  # nobody holds its lock
+    assert fresh.exists()  # its owner may be about to take it
+    assert used.path.exists()
+    used.close()
+    other.close()
+
+
 def test_without_room_in_shared_memory_the_weights_go_elsewhere_and_without_any_nothing_is_left(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
