@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from swe_rl.errors import ConfigError
 from swe_rl.ops import partial_attention
@@ -83,6 +84,7 @@ class _Gathered(torch.autograd.Function):
         return out.to(q.dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse, first, last = ctx.saved_tensors
         keys, values = _all_gather((k, v), ctx.group)
@@ -121,6 +123,7 @@ class _Ring(torch.autograd.Function):
         return out.to(q.dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse, kv_end, placement = ctx.saved_tensors
         size, rank = dist.get_world_size(ctx.group), dist.get_rank(ctx.group)
@@ -166,6 +169,7 @@ class _Exchange(torch.autograd.Function):
         return _all_to_all(tensor, group)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return _all_to_all(grads[0], ctx.group), None
 

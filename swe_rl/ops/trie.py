@@ -79,9 +79,13 @@ def tree_rows(ids: Tensor, offsets: Tensor, forest: Forest, *, impl: str = "auto
     _check(ids, offsets)
     if len(forest.order) != len(forest.shared) or (len(forest.shared) and int(forest.shared[0])):
         raise ValueError("forest: order and shared must be of one length, and the first sample shares nothing")
+    if len(forest.order) and not 0 <= int(forest.order.min()) <= int(forest.order.max()) < len(offsets) - 1:
+        raise ValueError(f"forest.order names samples outside of the {len(offsets) - 1} that offsets delimits")
+    lengths = (offsets[1:] - offsets[:-1])[forest.order]
+    if bool(((forest.shared < 0) | (forest.shared > lengths)).any()):
+        raise ValueError("forest.shared must lie between 0 and the length of its sample")
     if _pick(impl) == "reference":
         return _rows_reference(ids, offsets, forest)
-    lengths = (offsets[1:] - offsets[:-1])[forest.order]
     size, total = int((lengths - forest.shared).sum()), int(lengths.sum())
     rows = TreeRows(
         input_ids=torch.empty(size, dtype=torch.int64),

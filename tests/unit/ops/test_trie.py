@@ -94,6 +94,12 @@ def test_bad_arguments_name_the_argument_and_the_cure() -> None:
         trie.build_forest(ids, offsets[:-1])
     with pytest.raises(ValueError, match="first sample shares nothing"):
         trie.tree_rows(ids, offsets, trie.Forest(torch.tensor([0]), torch.tensor([1])))
+    for order in ([-1, 0], [0, 2]):
+        with pytest.raises(ValueError, match="outside of the 2 that offsets delimits"):
+            trie.tree_rows(ids, offsets, trie.Forest(torch.tensor(order), torch.tensor([0, 0])))
+    for shared in (-1, 2):
+        with pytest.raises(ValueError, match="between 0 and the length"):
+            trie.tree_rows(ids, offsets, trie.Forest(torch.tensor([0, 1]), torch.tensor([0, shared])))
     with pytest.raises(ValueError, match="every piece needs a token"):
         trie.first_fit([3, 0], 5)
     with pytest.raises(ConfigError, match="impl='gpu'"):
