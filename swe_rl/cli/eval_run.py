@@ -145,7 +145,7 @@ async def evaluate_policy(evaluation: Evaluation) -> bool:
         results = await evaluate_splits(
             evaluation.collector,
             evaluation.tasks,
-            replace(cfg.eval, greedy_tasks=cfg.eval.greedy_tasks if cfg.kind == "model" else 0),
+            cfg.eval,
             name=PHASE,
             temperature=cfg.rollout.temperature,
             begin=evaluation.view.begin,

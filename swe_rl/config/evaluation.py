@@ -121,6 +121,11 @@ def _validate_samples(cfg: EvaluationConfig) -> None:
             )
     if cfg.eval.base_tasks:
         raise ConfigError(f"eval.base_tasks={cfg.eval.base_tasks} is a row of training runs: set it to 0")
+    if cfg.eval.greedy_tasks and cfg.kind == "scripted":
+        raise ConfigError(
+            f"eval.greedy_tasks={cfg.eval.greedy_tasks} does nothing for policy={cfg.policy}, which samples nothing: "
+            "set it to 0"
+        )
     if not cfg.rollout.temperature and cfg.eval.samples_per_task > 1 and cfg.kind == "model":
         raise ConfigError(
             f"rollout.temperature=0 gives eval.samples_per_task={cfg.eval.samples_per_task} times the same: raise it, "

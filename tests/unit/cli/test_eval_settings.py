@@ -38,6 +38,7 @@ def made(*words: str) -> EvaluationConfig:
         (["rollout.temperature=0", "eval.samples_per_task=4"], "rollout.temperature=0 gives eval.samples_per_task=4"),
         (["agent.max_turn_tokens=9999"], "agent.max_turn_tokens (9999) must be smaller"),
         (["eval.samples_per_task=0"], "eval.samples_per_task must be positive"),
+        (["policy=oracle", "eval.greedy_tasks=3"], "eval.greedy_tasks=3 does nothing for policy=oracle"),
         (["polcy=x"], "polcy"),
         (["sequential.threshold=0.5"], "sequential.threshold does nothing without sequential.verifier=DIR"),
         (["sequential.verifier=d"], "eval.samples_per_task=1 has nothing to stop"),
