@@ -49,12 +49,16 @@ class NamedOptimizer:
             {"params": [p for p in rest.values() if p.ndim >= 2], "weight_decay": cfg.weight_decay},
             {"params": [p for p in rest.values() if p.ndim < 2], "weight_decay": 0.0},
         ]
-        self._adamw = torch.optim.AdamW(
-            [g for g in groups if g["params"]],
-            lr=cfg.learning_rate,
-            betas=(cfg.betas[0], cfg.betas[1]),
-            eps=cfg.eps,
-            fused=True,
+        self._adamw = (
+            torch.optim.AdamW(
+                [g for g in groups if g["params"]],
+                lr=cfg.learning_rate,
+                betas=(cfg.betas[0], cfg.betas[1]),
+                eps=cfg.eps,
+                fused=True,
+            )
+            if rest  # adapters alone are all block matrices
+            else None
         )
         self._side = _side_optimizer(self._extra, rate=extra_rate)
         self._muon = (
@@ -69,8 +73,9 @@ class NamedOptimizer:
 
     def step(self, *, learning_rate: float) -> None:
         """One update at AdamW's rate `learning_rate`."""
-        for group in self._adamw.param_groups:
-            group["lr"] = learning_rate
+        if self._adamw is not None:
+            for group in self._adamw.param_groups:
+                group["lr"] = learning_rate
         if self._muon is not None:
             for group in self._muon.param_groups:
                 group["lr"] = self._cfg.muon_learning_rate * learning_rate / self._cfg.learning_rate
@@ -118,6 +123,7 @@ class NamedOptimizer:
             return self._side
         if self._muon is not None and name in self._muon_names:
             return self._muon
+        assert self._adamw is not None  # made of the rest
         return self._adamw
 
 

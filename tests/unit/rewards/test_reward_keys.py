@@ -96,7 +96,7 @@ GRADED: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {  # key -> oth
     "tamper_cost": (0.5, (GOOD,), {"patch": TAMPERING}),
     "test_bonus": (0.25, (GOOD,), {}),
 }
-OTHERS = ("max_patch_bytes", "potential_weight")  # below
+OTHERS = ("max_patch_bytes", "potential_weight", "verifier", "verifier_weight")  # below
 
 
 def test_every_key_is_looked_at() -> None:
@@ -124,6 +124,14 @@ async def test_max_patch_bytes(tmp_path: Path) -> None:
     assert b"+    return x + 1" in await patch(config())
     with pytest.raises(PatchError, match="too_large"):
         await patch(config(max_patch_bytes=50))
+
+
+@pytest.mark.parametrize("changes", [{"verifier": "DIR"}, {"verifier_weight": 0.2}])
+def test_verifier_and_its_weight_need_each_other(changes: dict[str, Any]) -> None:
+    """What they change of a reward: tests/unit/evaluation/test_verifier_reward.py."""
+    validate(config(verifier="DIR", verifier_weight=0.2))
+    with pytest.raises(ConfigError, match=r"reward\.verifier=.* and reward\.verifier_weight=.*: set both, or none"):
+        validate(config(**changes))
 
 
 def test_potential_weight_needs_credit_per_turn_and_moves_it() -> None:

@@ -124,6 +124,18 @@ def test_a_step_moves_adapters_only_and_full_weights_are_merged(
     assert torch.equal(whole["model.norm.weight"], start["model.norm.weight"])
 
 
+def test_muon_trains_adapters_which_are_all_block_matrices(
+    adapted_backend: Callable[..., TorchBackend], make_batches: Callable[..., Any]
+) -> None:
+    trainer = adapted_backend()
+    trainer.new_phase(TrainerConfig(optimizer="muon"), algo=AlgoConfig(), objective="policy_gradient")
+    before = {name: p.detach().clone() for name, p in trainer.masters.params.items()}
+    for seed in range(2):  # B is zero at first, so A moves from the second step on
+        assert not trainer.train_step(make_batches(seed=seed), learning_rate=1e-3).skipped
+    assert all(not torch.equal(p, before[name]) for name, p in trainer.masters.params.items())
+    trainer.load_state_dict(trainer.state_dict())
+
+
 def test_a_merged_model_computes_what_the_adapted_one_does(
     adapted_backend: Callable[..., TorchBackend], make_batches: Callable[..., Any]
 ) -> None:
