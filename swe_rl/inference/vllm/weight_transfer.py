@@ -61,7 +61,8 @@ class SharedWeightTransfer(WeightTransferEngine[SharedInitInfo, SharedUpdateInfo
         """Raises InvariantError for bits that are not those that were published."""
         remove_with_owner(Path(update_info.path).parent)
         tensors: Any = read_tensors(update_info.path, update_info.tensors, version=update_info.version)
-        self.model.load_weights((name, tensor.to(self.device)) for name, tensor in tensors)
+        model: Any = self.model
+        model.load_weights((name, tensor.to(self.device)) for name, tensor in tensors)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """As the base class, without waiting for an accelerator where there is none."""

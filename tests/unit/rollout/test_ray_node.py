@@ -38,6 +38,7 @@ async def test_run_tests_on_filtered_acts_on_the_nodes(
     )
     parts: Any = SimpleNamespace(
         pool=None,
+        verifier=None,
         cluster=SimpleNamespace(places=1),
         renderer=ChatRenderer(ByteTokenizer()),
         trees=tmp_path,
