@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
-from real_parts import require
-from triton_versions import INSTALLED, TRITONS, run_with_triton
+from triton_versions import INSTALLED, TRITONS, interpret
 
-CASES = "tests/unit/ops/triton_interpreter_cases.py"
-
-
-def run_cases(triton: str, *selection: str) -> None:
-    require(triton != INSTALLED or importlib.util.find_spec("triton") is not None, "package triton")
-    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", CASES, *selection]
-    done = run_with_triton(triton, command, TRITON_INTERPRET="1")
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
-    assert "skipped" not in done.stdout
+CASES = "triton_interpreter_cases.py"
 
 
 def test_row_kernels_at_one_size() -> None:
-    run_cases(INSTALLED, "-k", "1000 and test_row_grad or certain_token or underflow")
+    interpret(CASES, INSTALLED, "-k", "1000 and test_row_grad or certain_token or underflow")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("triton", TRITONS)
 def test_all_values(triton: str) -> None:
-    run_cases(triton)
+    interpret(CASES, triton)

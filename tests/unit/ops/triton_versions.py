@@ -7,12 +7,14 @@ own: whether kernels are interpreted or compiled is settled when they are decora
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from real_parts import require
 
 ROOT = Path(__file__).parents[3]
 INSTALLED = "installed"
@@ -31,3 +33,13 @@ def run_with_triton(triton: str, arguments: list[str], **variables: str) -> subp
     return subprocess.run(
         [sys.executable, *arguments], cwd=ROOT, env={**environment, **variables}, capture_output=True, text=True
     )
+
+
+def interpret(cases: str, triton: str, *selection: str) -> None:
+    """Runs a file of cases beside this one in Triton's interpreter; all of them must pass, none be skipped."""
+    require(triton != INSTALLED or importlib.util.find_spec("triton") is not None, "package triton")
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/unit/ops/{cases}", *selection]
+    done = run_with_triton(triton, command, TRITON_INTERPRET="1")
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
+    assert "skipped" not in done.stdout
