@@ -6,13 +6,11 @@ is reported, and bounded.
 
 from __future__ import annotations
 
-import importlib.util
-import json
 from pathlib import Path
 
 import pytest
 from real_parts import require
-from triton_versions import INSTALLED, OLDER_BY_NIGHT, ROOT, run_with_triton
+from triton_versions import INSTALLED, OLDER_BY_NIGHT, ROOT, compiled
 
 from benchmarks.aot_head import Report, read_baseline
 
@@ -23,14 +21,6 @@ PTX_LIMIT = 1024 * 1024
 KEY_GRAD_SPILL_LIMIT = 160  # bytes, stores and loads together
 REGISTER_SLACK = 8
 NUM_BUILDS = 25
-
-
-def compile_all(triton: str, folder: Path, *options: str) -> list[Report]:
-    require(triton != INSTALLED or importlib.util.find_spec("triton") is not None, "package triton")
-    command = ["benchmarks/aot_attention.py", "--json", *options]
-    done = run_with_triton(triton, command, TRITON_CACHE_DIR=str(folder))
-    assert done.returncode == 0, done.stderr[-4000:]
-    return [Report(**json.loads(line)) for line in done.stdout.splitlines()]
 
 
 def faults(report: Report) -> list[str]:
@@ -52,7 +42,7 @@ def faults(report: Report) -> list[str]:
 
 
 def test_the_forward_kernel_compiles_for_hopper(tmp_path: Path) -> None:
-    found = compile_all(INSTALLED, tmp_path, "--arch", "90", "--smoke", "--only", "forward")
+    found = compiled("aot_attention.py", INSTALLED, tmp_path, "--arch", "90", "--smoke", "--only", "forward")
     assert [report.kernel for report in found] == ["attention_forward"]
     assert not [fault for report in found for fault in faults(report)]
 
@@ -61,7 +51,7 @@ def test_the_forward_kernel_compiles_for_hopper(tmp_path: Path) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("triton", OLDER_BY_NIGHT)
 def test_every_hopper_configuration_passes_the_gates(triton: str, tmp_path: Path) -> None:
-    found = compile_all(triton, tmp_path, "--arch", "90")
+    found = compiled("aot_attention.py", triton, tmp_path, "--arch", "90")
     assert len(found) == NUM_BUILDS
     assert {report.kernel for report in found} == KERNELS
     assert not [fault for report in found for fault in faults(report)]
@@ -81,7 +71,7 @@ def test_every_hopper_configuration_passes_the_gates(triton: str, tmp_path: Path
 @pytest.mark.parametrize("arch", ["80", "100"])
 @pytest.mark.parametrize("triton", OLDER_BY_NIGHT)
 def test_neighbouring_architectures_compile(triton: str, arch: str, tmp_path: Path) -> None:
-    found = compile_all(triton, tmp_path, "--arch", arch, "--smoke")
+    found = compiled("aot_attention.py", triton, tmp_path, "--arch", arch, "--smoke")
     assert {report.kernel for report in found} == KERNELS
     assert not [fault for report in found for fault in faults(report)]
 

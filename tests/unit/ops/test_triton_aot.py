@@ -6,13 +6,11 @@ innermost loop; `wgmma` is the only way to the tensor cores' full rate; one fp64
 
 from __future__ import annotations
 
-import importlib.util
-import json
 from pathlib import Path
 
 import pytest
 from real_parts import require
-from triton_versions import INSTALLED, TRITONS, run_with_triton
+from triton_versions import INSTALLED, TRITONS, compiled
 
 from benchmarks.aot_head import BASELINE, Report, read_baseline
 
@@ -20,14 +18,6 @@ SHARED_LIMIT = 227 * 1024
 PTX_LIMIT = 512 * 1024
 REGISTER_SLACK = 8  # one allocation unit of the register file
 PTX_SLACK = 1.1
-
-
-def compile_all(triton: str, folder: Path, *options: str) -> list[Report]:
-    require(triton != INSTALLED or importlib.util.find_spec("triton") is not None, "package triton")
-    command = ["benchmarks/aot_head.py", "--json", *options]
-    done = run_with_triton(triton, command, TRITON_CACHE_DIR=str(folder))
-    assert done.returncode == 0, done.stderr[-4000:]
-    return [Report(**json.loads(line)) for line in done.stdout.splitlines()]
 
 
 def faults(report: Report) -> list[str]:
@@ -60,7 +50,7 @@ def regressions(report: Report, before: Report) -> list[str]:
 
 
 def test_row_kernels_compile_for_hopper(tmp_path: Path) -> None:
-    found = compile_all(INSTALLED, tmp_path, "--arch", "90", "--smoke", "--only", "row_")
+    found = compiled("aot_head.py", INSTALLED, tmp_path, "--arch", "90", "--smoke", "--only", "row_")
     assert {report.kernel for report in found} == {"row_stats", "row_grad"}
     assert not [fault for report in found for fault in faults(report)]
 
@@ -69,7 +59,7 @@ def test_row_kernels_compile_for_hopper(tmp_path: Path) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("triton", TRITONS)
 def test_every_hopper_configuration_passes_the_gates(triton: str, tmp_path: Path) -> None:
-    found = compile_all(triton, tmp_path, "--arch", "90")
+    found = compiled("aot_head.py", triton, tmp_path, "--arch", "90")
     assert not [fault for report in found for fault in faults(report)]
     assert len(found) == 16
     before = {(r.kernel, r.variant): r for r in read_baseline() if (r.triton, r.arch) == (found[0].triton, 90)}
@@ -84,7 +74,7 @@ def test_every_hopper_configuration_passes_the_gates(triton: str, tmp_path: Path
 @pytest.mark.parametrize("arch", ["80", "100"])
 @pytest.mark.parametrize("triton", TRITONS)
 def test_neighbouring_architectures_compile(triton: str, arch: str, tmp_path: Path) -> None:
-    found = compile_all(triton, tmp_path, "--arch", arch, "--smoke")
+    found = compiled("aot_head.py", triton, tmp_path, "--arch", arch, "--smoke")
     assert {report.kernel for report in found} == {"row_stats", "row_grad", "stream"}
     assert not [fault for report in found for fault in faults(report)]
 

@@ -8,6 +8,7 @@ own: whether kernels are interpreted or compiled is settled when they are decora
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from pathlib import Path
 
 import pytest
 from real_parts import require
+
+from benchmarks.aot_head import Report
 
 ROOT = Path(__file__).parents[3]
 INSTALLED = "installed"
@@ -43,3 +46,11 @@ def interpret(cases: str, triton: str, *selection: str) -> None:
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
     assert "skipped" not in done.stdout
+
+
+def compiled(script: str, triton: str, folder: Path, *options: str) -> list[Report]:
+    """What benchmarks/`script` says of every kernel it compiles; `folder` is Triton's cache."""
+    require(triton != INSTALLED or importlib.util.find_spec("triton") is not None, "package triton")
+    done = run_with_triton(triton, [f"benchmarks/{script}", "--json", *options], TRITON_CACHE_DIR=str(folder))
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [Report(**json.loads(line)) for line in done.stdout.splitlines()]
