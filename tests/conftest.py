@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Properties are about values; how long an example takes on a busy machine is none.
 settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any_machine")
+
+
+@pytest.fixture(autouse=True)
+def _interrupts_are_not_ignored() -> Iterator[None]:
+    """What a test ignores, all processes that later tests start would ignore as well. Handlers are taken away."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    ignored = [number.name for number in numbers if signal.getsignal(number) is signal.SIG_IGN]
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    assert not ignored, f"this test left {ignored} ignored"
 
 
 @pytest.fixture(scope="session")

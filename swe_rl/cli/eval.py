@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import logging
 from collections.abc import Callable, Sequence
 
 from swe_rl.cli.hydra_entry import Composed, hydra_main
-from swe_rl.cli.train import on_interrupt, run_to_the_end
+from swe_rl.cli.train import on_interrupt
 from swe_rl.config.evaluation import EvaluationConfig, validate_evaluation
 
 WORDS = {  # first word -> what else the command does
@@ -38,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
 def run_evaluation(composed: Composed[EvaluationConfig]) -> int:
     """Evaluates as a checked configuration says and returns the exit code."""
     logging.getLogger("swe_rl").setLevel(logging.INFO)
-    return run_to_the_end(_evaluate(composed))
+    return asyncio.run(_evaluate(composed))
 
 
 async def _evaluate(composed: Composed[EvaluationConfig]) -> int:

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from swe_rl.cli.hydra_entry import Composed, hydra_main
 from swe_rl.config import TrainConfig, validate
@@ -31,15 +31,7 @@ def run_training(composed: Composed[TrainConfig]) -> int:
     # 1,024 shapes unless told otherwise: gigabytes within an hour. Read when torch first uses it.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "32")
     logging.getLogger("swe_rl").setLevel(logging.WARNING if os.environ.get("RANK", "0") != "0" else logging.INFO)
-    return run_to_the_end(_train(composed))
-
-
-def run_to_the_end(work: Coroutine[Any, Any, int]) -> int:
-    """The exit code of `work`, after which no interrupt can change it any more."""
-    code = asyncio.run(work)
-    for number in INTERRUPTS:  # all is written and closed: what is left is the interpreter's own end
-        signal.signal(number, signal.SIG_IGN)
-    return code
+    return asyncio.run(_train(composed))
 
 
 async def _train(composed: Composed[TrainConfig]) -> int:

@@ -56,8 +56,9 @@ class LocalReplica:
             raise EngineError(f"vLLM did not start: {' '.join(str(err).split())[:500]}") from err
 
     def _make(self, unwanted: threading.Event) -> Any:
-        """The engine's processes take over this process's environment, so one is started at a time. `unwanted`: this
-        start was cancelled, so nobody else ends what it made."""
+        """The engine's processes take over this process's environment, so one is started at a time; what vLLM and this
+        put there (LD_PRELOAD among it) is not for the processes that this one starts later. `unwanted`: this start was
+        cancelled, so nobody else ends what it made."""
         with _STARTING:
             before = dict(os.environ)
             prepare_environment(os.environ, gpus=self._gpus)
@@ -70,10 +71,9 @@ class LocalReplica:
                     llm.shutdown(CLOSE_S)
                 return llm
             finally:
-                if VISIBLE in before:
-                    os.environ[VISIBLE] = before[VISIBLE]
-                else:
-                    os.environ.pop(VISIBLE, None)
+                for name in os.environ.keys() - before.keys():
+                    del os.environ[name]
+                os.environ.update(before)
 
     @property
     def process_ids(self) -> list[int]:

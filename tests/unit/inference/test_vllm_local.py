@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import threading
 from types import ModuleType
@@ -25,6 +26,7 @@ class FakeLLM:
     @classmethod
     def from_engine_args(cls, args: object) -> FakeLLM:
         cls.made.append(cls())
+        os.environ["LD_PRELOAD"] = "libtcmalloc.so"  # as vLLM does for its own processes
         if len(cls.made) == 1:
             cls.first_is_starting.set()
             assert cls.first_may_go_on.wait(20)
@@ -80,3 +82,11 @@ async def test_every_call_to_a_dead_engine_says_that_it_is_lost(call: tuple[Any,
     FakeLLM.made[0].errored = True
     with pytest.raises(ReplicaLost, match="r0 has ended"):
         await getattr(replica, call[0])(*call[1:])
+
+
+async def test_a_start_leaves_the_environment_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    FakeLLM.first_may_go_on.set()
+    before = dict(os.environ)
+    await LocalReplica("replica", {}, gpus=[]).start()
+    assert dict(os.environ) == before
