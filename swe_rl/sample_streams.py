@@ -69,25 +69,20 @@ def supervised_stream(
 
     No trajectory means no step: the phase leaves the weights as they are, and says so.
     """
-    samples = _supervised_samples(trajectories)
+    samples = [sample for t in trajectories for sample in to_samples(t, 1.0, mask_format_errors=True)]
     if not samples:
         log.warning(
             "phase %s: no attempt passed, so there is nothing to learn from and the weights stay as they are; raise "
             "its num_tasks or samples_per_task, or train the phase before it longer",
             phase.name,
         )
-    stages = [
-        (length, _supervised_samples(trajectories, num_turns=k + 1)) for k, length in enumerate(phase.turn_curriculum)
-    ]
-    whole = num_supervised_steps(len(samples), batch_size=phase.batch_size, epochs=phase.epochs)
-    plan = [(stage, step) for length, stage in stages for step in range(length)] if samples else []
-    plan += [(samples, step) for step in range(whole)]
+    num_steps = num_supervised_steps(len(samples), batch_size=phase.batch_size, epochs=phase.epochs)
 
     async def stream() -> AsyncGenerator[StepSamples]:
-        for step, (chosen, place) in list(enumerate(plan))[first_step:]:
+        for step in range(first_step, num_steps):
             batch = supervised_batch(
-                chosen,
-                step=place,
+                samples,
+                step=step,
                 batch_size=phase.batch_size,
                 seed=seed,
                 rank=share.rank,
@@ -95,13 +90,7 @@ def supervised_stream(
             )
             yield StepSamples(step=step, samples=batch)
 
-    return len(plan), stream()
-
-
-def _supervised_samples(trajectories: Sequence[Trajectory], *, num_turns: int | None = None) -> list[TrainSample]:
-    """Samples of whole trajectories, or of their first `num_turns` turns."""
-    cut = [replace(t, turns=t.turns[:num_turns]) for t in trajectories]
-    return [sample for t in cut for sample in to_samples(t, 1.0, mask_format_errors=True)]
+    return num_steps, stream()
 
 
 async def collect_passed(

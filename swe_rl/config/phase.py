@@ -36,9 +36,6 @@ class PhaseConfig:
     dedupe: str = "none"
     max_per_task: int = 0  # passed_rollouts: attempts kept per task; 0: all
     rounds: int = 1  # passed_rollouts: so many phases NAME-1, NAME-2, ..., each sampling with the weights before it
-    # demonstrations: so many optimiser steps see the first turn only, the first two, ...; then whole trajectories.
-    # Short ones first teach a small model to copy names from its context within a minute instead of ten.
-    turn_curriculum: list[int] = field(default_factory=list)
     p_right: float = 1.0  # demonstrations: chance that an edit is right; 1 is the oracle
     p_give_up: float = 0.7  # demonstrations: chance to submit after a failed test
     cache: bool = False  # demonstrations: keep the trained weights under the cache directory and reuse them
@@ -64,7 +61,6 @@ ACTS_IN: dict[str, tuple[str, ...]] = {  # key of a phase -> the data with which
     "samples_per_task": SUPERVISED,
     "batch_size": SUPERVISED,
     "epochs": SUPERVISED,
-    "turn_curriculum": ("demonstrations", "passed_rollouts"),
     "p_right": ("demonstrations",),
     "p_give_up": ("demonstrations",),
     "cache": ("demonstrations",),
@@ -115,8 +111,6 @@ def validate_phase(phase: PhaseConfig, task: TaskConfig) -> None:
         if getattr(phase, key) < 0:
             raise ConfigError(f"{here}.{key} must be 0 or more, got {getattr(phase, key)}")
     _validate_selection(phase, here)
-    if any(length <= 0 for length in phase.turn_curriculum):
-        raise ConfigError(f"{here}.turn_curriculum={list(phase.turn_curriculum)} must hold positive numbers of steps")
     for key in ("p_right", "p_give_up"):
         if not 0 <= getattr(phase, key) <= 1:
             raise ConfigError(f"{here}.{key} must be between 0 and 1, got {getattr(phase, key)}")

@@ -137,7 +137,6 @@ def test_keys_that_exclude_one_another(changes: dict[str, Any], words: str) -> N
         (DEMO, "p_right", 1.1, "phases.warm.p_right must be between 0 and 1"),
         (DEMO, "p_give_up", -0.1, "phases.warm.p_give_up must be between 0 and 1"),
         (DEMO, "steps", 3, "phases.warm.steps does nothing for data=demonstrations, only for rollouts"),
-        (DEMO, "turn_curriculum", [10, 0], "phases.warm.turn_curriculum=[10, 0] must hold positive numbers"),
         (DEMO, "num_tasks", 401, "phases.warm.num_tasks=401 is more than task.num_train=400"),
         (DEMO, "batch_size", 0, "phases.warm.batch_size must be positive"),
         (DEMO, "samples_per_task", 0, "phases.warm.samples_per_task must be positive"),
