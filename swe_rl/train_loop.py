@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -332,7 +332,7 @@ async def save_checkpoint(run: Run) -> None:
             run.dir.path,
             run.backend.state_dict(keep=mesh.is_main()),
             step=run.position.total,
-            counters={"phase": run.position.phase, "step": run.position.step, "total": run.position.total},
+            counters={**asdict(run.position), **({"monitor": run.monitor.state()} if run.monitor.first else {})},
             # Adapters alone are no model: a directory that looked like one would load with random weights.
             model_config=None if run.cfg.model.lora_rank else run.backend.model.config,
             tokenizer=run.tokenizer,

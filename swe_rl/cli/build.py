@@ -216,7 +216,9 @@ def restore(run: Run) -> None:
             raise CheckpointError(f"{run.dir.path} has rollouts of phase {lost[0]}, but no checkpoint: it was removed")
         return
     saved = checkpoint.load(path)
-    run.position = Position(**saved.counters)
+    counters = dict(saved.counters)
+    run.monitor.load_state(counters.pop("monitor", {}))
+    run.position = Position(**counters)
     run.pending_state = saved.backend
     run.metrics.message(f"resuming from {path.name}: phase {run.position.phase + 1}, step {run.position.step}")
 

@@ -101,7 +101,9 @@ async def _import(cfg: EvaluationConfig, config_yaml: str, episodes: Sequence[Fo
                     return await graded(job, job.episode.trajectory(job.key, renderer), parts.grade, journal)
 
             for split, found in jobs.items():
-                done = await asyncio.gather(*map(grade, found))
+                async with asyncio.TaskGroup() as group:  # a failure ends the others before the pool closes
+                    running = [group.create_task(grade(job)) for job in found]
+                done = [task.result() for task in running]
                 results.append(_result(split, found, done))
                 candidates += [
                     candidate_of(t, job.task) for job, t in zip(found, done, strict=True) if not t.stop_reason.is_infra

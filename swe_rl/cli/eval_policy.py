@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -14,7 +15,7 @@ from swe_rl.agents.formats import FORMATS, ActionFormat
 from swe_rl.agents.rendering import Renderer, make_renderer
 from swe_rl.agents.toolsets import make_toolset
 from swe_rl.cli.paths import cache_dir
-from swe_rl.config import AgentConfig, TrainConfig
+from swe_rl.config import AgentConfig, PhaseConfig, TrainConfig, expand_rounds
 from swe_rl.config.evaluation import EvaluationConfig
 from swe_rl.errors import ConfigError
 from swe_rl.evaluation.scripts import ScriptedSessions, empty_demonstrator, oracle_demonstrator
@@ -84,17 +85,53 @@ def spelt_out(argv: Sequence[str]) -> list[str]:
 
 
 def with_settings_of_run(argv: Sequence[str]) -> list[str]:
-    """`argv`, and in front of it the agent settings of the run that `policy=` names, where nothing else chooses them.
+    """`argv`, and in front of it the agent settings that the weights of `policy=` were trained with, where nothing else
+    chooses them.
 
-    A policy is used to its own tools, prompt and limits. `agent=NAME`, `+eval=NAME` or a single `agent.KEY` wins.
+    A policy is used to its own tools, prompt and limits: those of the phase that the weights are of, which may override
+    the run's. `agent=NAME`, `+eval=NAME` or a single `agent.KEY` wins.
     """
     named = [word.partition("=")[2] for word in argv if word.startswith("policy=")]
     if not named or any(word.lstrip("+").startswith(("agent=", "eval=")) and "{" not in word for word in argv):
         return list(argv)
-    found = run_config(Path(named[-1]).expanduser())
+    path = Path(named[-1]).expanduser()
+    found = run_config(path)
+    if not found:
+        return list(argv)
+    agent = agent_of_phase(found, phase_of(weights_of(str(path)), found))
     known = {field.name for field in fields(AgentConfig)}
-    settings = [f"agent.{key}={_literal(value)}" for key, value in (found.get("agent") or {}).items() if key in known]
+    settings = [f"agent.{key}={_literal(value)}" for key, value in agent.items() if key in known]
     return [*settings, *argv]
+
+
+def phase_of(weights: Path | None, config: Mapping[str, Any]) -> str:
+    """The phase that trained the weights in a directory of a run with this configuration; "" when it is not known."""
+    from swe_rl.training import checkpoint
+
+    if weights is None:
+        return ""
+    if weights.parent.name != checkpoint.FOLDER:
+        return weights.name
+    if not (weights / "state.json").is_file():  # copied without it
+        return ""
+    counters = json.loads((weights / "state.json").read_text(encoding="utf-8"))["counters"]
+    names = [name for phase in config.get("phases") or () for name in phase_names(phase)]
+    place = counters["phase"] - (counters["step"] == 0)  # at the end of a phase the run stands before the next one
+    return names[place] if 0 <= place < len(names) else ""
+
+
+def agent_of_phase(config: Mapping[str, Any], phase: str) -> dict[str, Any]:
+    """Agent settings of a phase of a run: the run's with the overrides of the phase; the run's for another name."""
+    from omegaconf import OmegaConf
+
+    own: Mapping[str, Any] = next((item for item in config.get("phases") or () if phase in phase_names(item)), {})
+    merged = OmegaConf.merge(config.get("agent") or {}, (own.get("overrides") or {}).get("agent") or {})
+    return dict(OmegaConf.to_container(merged))  # type: ignore[arg-type]
+
+
+def phase_names(phase: Mapping[str, Any]) -> list[str]:
+    """Of the phases that one of the configuration becomes: several rounds are several phases."""
+    return [item.name for item in expand_rounds([PhaseConfig(name=phase["name"], rounds=phase.get("rounds", 1))])]
 
 
 def run_config(path: Path) -> dict[str, Any]:

@@ -135,7 +135,7 @@ def _measure(graded: Tasks, names: Sequence[str], arguments: Namespace) -> list[
 
 def _write_studies(graded: Tasks, out: Path, arguments: Namespace) -> None:
     write_csv(out / "abstention.csv", abstention_rows(graded))
-    if any(item.ef_score is not None for items in graded.values() for item in items):
+    if any(item.trusted_score is not None for items in graded.values() for item in items):
         write_csv(out / "sequential.csv", sequential_rows(graded))
     if arguments.limits:
         write_csv(out / "tokens.csv", token_rows(graded, arguments.limits))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from swe_rl.agents.rendering import Renderer, make_renderer
-from swe_rl.cli.eval_policy import built_in_tokenizer, run_config, weights_of
+from swe_rl.cli.eval_policy import agent_of_phase, built_in_tokenizer, phase_names, run_config, weights_of
 from swe_rl.cli.paths import cache_dir
 from swe_rl.cli.rollout import rollout_files
 from swe_rl.config import AgentConfig, ModelConfig, SandboxConfig, TaskConfig, TrainConfig
@@ -29,12 +29,20 @@ class StoredRun:
     """The settings of a run of `swe-rl train`, `eval` or `verify`."""
 
     path: Path
-    agent: AgentConfig
+    agent: AgentConfig  # of the run; a phase may have had its own: `agent_of`
     sandbox: SandboxConfig
     task: TaskConfig
     model: ModelConfig
     policy: str  # of an evaluation: what it was of
     server_tokenizer: str  # of an evaluation of a server: what counted its tokens
+    config: Mapping[str, Any]  # all of config.yaml
+
+    def agent_of(self, trajectory: Trajectory) -> AgentConfig:
+        """The settings that a rollout was sampled with: those of its phase, also in the evaluation after it."""
+        label = trajectory.group_id.split("/", 1)[0]
+        names = [name for phase in self.config.get("phases") or () for name in phase_names(phase)]
+        own = [name for name in names if label == name or label.startswith(f"eval-{name}-")]
+        return _group(AgentConfig, {"agent": agent_of_phase(self.config, max(own, key=len, default=""))}, "agent")
 
     def renderer(self) -> Renderer:
         """Of the tokenizer that the rollouts were sampled with: of the policy evaluated, else of the run's own
@@ -88,6 +96,7 @@ def open_stored(path: Path) -> StoredRun:
         model=_group(ModelConfig, values, "model"),
         policy=str(values.get("policy") or ""),
         server_tokenizer=str((values.get("server") or {}).get("tokenizer") or ""),
+        config=values,
     )
 
 

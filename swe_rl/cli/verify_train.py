@@ -12,6 +12,7 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,11 @@ def validate_judged(cfg: TrainConfig) -> None:
         raise ConfigError(
             "phases: a verifier has one phase, with data=judged_rollouts: choose experiment=test_time_scaling or "
             "experiment=r2e_verifier"
+        )
+    if idle := sorted(set(cfg.phases[0].overrides) - {"model", "trainer", "algo", "batching"}):
+        raise ConfigError(
+            f"phases.{cfg.phases[0].name}.overrides.{idle[0]} does nothing: a verifier's phase only says how it "
+            f"learns; set {idle[0]} for the whole run"
         )
     if cfg.model.name == "nano" and not cfg.init_weights:
         raise ConfigError(
@@ -150,10 +156,10 @@ async def _questions(session: Session) -> list[Question]:
         found: list[Question] = []
         for name in cfg.verifier.rollouts:
             stored = open_stored(Path(name))
-            reader = Reader(cfg=cfg.verifier, agent=stored.agent, policy=stored.renderer(), verifier=verifier)
+            reader_for = partial(Reader, cfg=cfg.verifier, policy=stored.renderer(), verifier=verifier)
             attempts = stored.trajectories()
             tasks = stored.tasks(attempts)
-            found += [reader.question(item, tasks[item.task_id]) for item in attempts]
+            found += [reader_for(agent=stored.agent_of(t)).question(t, tasks[t.task_id]) for t in attempts]
         return found
     chosen = step_tasks(run.train_tasks, step=0, count=phase.num_tasks, seed=cfg.seed, phase=phase.name)
     attempts = await sample(

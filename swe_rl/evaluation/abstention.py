@@ -14,7 +14,7 @@ from swe_rl.evaluation.candidates import Candidate
 from swe_rl.evaluation.selection import SELECTORS, select_one
 
 CONFIDENCE: dict[str, Callable[[Candidate], float | None]] = {
-    "verifier": lambda item: item.ef_score,
+    "verifier": lambda item: item.trusted_score,
     "entropy": lambda item: item.mean_logprob,  # minus an estimate of the policy's entropy
     "short": lambda item: -float(item.num_turns),
 }

@@ -77,7 +77,7 @@ def _sequential(items: Sequence[Candidate], threshold: float, most: int) -> tupl
 
 
 def _score(item: Candidate) -> float:
-    return -math.inf if item.ef_score is None else item.ef_score
+    return -math.inf if item.trusted_score is None else item.trusted_score
 
 
 def _mean_tokens(items: Sequence[Candidate]) -> float:

@@ -55,6 +55,12 @@ class Candidate:
         return None if self.reproduction is None else sum(status == RESOLVED for status in self.reproduction.values())
 
     @property
+    def trusted_score(self) -> float | None:
+        """`ef_score`, unless it is flagged: what a verifier said without meaning it, or of a log that gave the answer
+        away, is no opinion."""
+        return None if self.ef_flag else self.ef_score
+
+    @property
     def abstained(self) -> bool:
         return self.stop_reason == "abstained"
 

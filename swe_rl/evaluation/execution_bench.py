@@ -2,7 +2,7 @@
 
 Whose failure is it? A patch that does not apply, breaks imports or hangs is the candidate's: its tests do not pass. A
 sandbox that is lost is the machine's: again in a fresh one, and in the end SandboxError; never a score of 0. Where the
-only sign is a missing report, a second sandbox has to agree.
+only sign is a missing report, a second sandbox has to agree, however few retries there are for lost ones.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ExecutionBench:
     spec_of: Callable[[Task], Awaitable[SandboxSpec]]  # with the base tree of the task
     lease: Callable[[SandboxSpec], AbstractAsyncContextManager[Sandbox]]
     limit_s: float  # of all tests of one run
-    retries: int = 2
+    retries: int = 2  # of a sandbox that was lost
 
     async def regression_tests(self, task: Task) -> list[str]:
         """Existing tests that pass on the unpatched program, without those known to be unstable.
@@ -154,9 +154,8 @@ class ExecutionBench:
             output_bytes=max(spec.limits.output_bytes, REPORT_BYTES),
             command_s=max(spec.limits.command_s, self.limit_s, APPLY_TIMEOUT_S),
         )
-        last: SandboxError | None = None
-        inconclusive = 0
-        for _ in range(self.retries + 1):
+        lost = inconclusive = 0
+        while True:
             try:
                 async with self.lease(replace(spec, limits=limits)) as sandbox:
                     await prepare_sandbox(sandbox, task)
@@ -166,14 +165,13 @@ class ExecutionBench:
             except SandboxUnavailable:
                 raise
             except SandboxError as err:
-                last = err
+                lost += 1
+                if lost > self.retries:
+                    raise SandboxError(f"tests of {task.task_id} failed {lost} times, last: {err!r}") from err
                 continue
             inconclusive += found is None
             if found is not None or inconclusive == 2:
                 return found
-        if last is None:
-            return None
-        raise SandboxError(f"tests of {task.task_id} failed {self.retries + 1} times, last: {last!r}") from last
 
 
 def _check(result: ExecResult, task: Task) -> None:

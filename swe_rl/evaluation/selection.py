@@ -3,7 +3,7 @@ are averaged exactly instead of broken by the order in which rollouts happened t
 
     hybrid      the max(keep, ⌊n/2⌋) best by execution-free score; of these the most regression tests passed, then the
                 most reproduction tests resolved, then the best score (DeepSWE; R2E-Gym keeps at least 3)
-    ef          best execution-free score
+    ef          best execution-free score; a flagged score is none, and none ranks below every score
     eb          most regression tests passed, then most reproduction tests resolved (R2E-Gym)
     majority    an answer that most candidates agree on (equivalence.py); changing nothing is no answer
     shortest    fewest turns, then fewest sampled tokens
@@ -29,7 +29,7 @@ Ranking = Callable[[Candidate], Key]  # larger is better; the same for every set
 class Selector:
     """`rank` alone decides, or `choose` where it depends on the other candidates."""
 
-    needs: tuple[str, ...]  # fields of Candidate that a verifier fills
+    needs: tuple[str, ...]  # attributes of Candidate that are None until a verifier fills them
     rank: Ranking | None = None
     choose: Callable[[Sequence[Candidate], int], list[float]] | None = None
 
@@ -95,7 +95,10 @@ def check_scores(name: str, candidates: Sequence[Candidate]) -> int:
     for need in needs:
         if all(getattr(item, need) is None for item in candidates):
             cure = "swe-rl verify score --help"
-            raise ConfigError(f"selector {name} needs {need}, which no candidate has: add it first ({cure})")
+            flag = next((item.ef_flag for item in candidates if item.ef_flag), "") if need == "trusted_score" else ""
+            why = f" (all are flagged: {flag})" if flag else ""
+            what = {"trusted_score": "ef_score"}.get(need, need)
+            raise ConfigError(f"selector {name} needs {what}, which no candidate has{why}: add it first ({cure})")
     return sum(any(getattr(item, need) is None for need in needs) for item in candidates)
 
 
@@ -109,7 +112,7 @@ def available(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def _ef(item: Candidate) -> Key:
-    return (-math.inf if item.ef_score is None else item.ef_score,)
+    return (-math.inf if item.trusted_score is None else item.trusted_score,)
 
 
 def _eb(item: Candidate) -> Key:
@@ -143,8 +146,8 @@ def _oracle(item: Candidate) -> Key:
 
 
 SELECTORS: dict[str, Selector] = {
-    "hybrid": Selector(("ef_score", "regression"), choose=_hybrid),
-    "ef": Selector(("ef_score",), rank=_ef),
+    "hybrid": Selector(("trusted_score", "regression"), choose=_hybrid),
+    "ef": Selector(("trusted_score",), rank=_ef),
     "eb": Selector(("regression",), rank=_eb),
     "majority": Selector((), choose=_majority),
     "shortest": Selector((), rank=_shortest),

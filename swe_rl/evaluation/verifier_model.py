@@ -151,17 +151,18 @@ def _judgement(yes: float, no: float) -> Judgement:
 def answer_probability(positions: Sequence[Mapping[str, float]]) -> Judgement:
     """The same from a server's likeliest tokens (text -> natural log) at each generated position.
 
-    Read at the first position where one of the words, blanks and a leading bracket aside, is among them; a word that is
-    not there counts as exp(-10000). Neither anywhere: 0, flagged.
+    Read at the first position where the words, blanks and a leading bracket aside, have MIN_MASS of the probability. A
+    word that is not there counts as exp(-10000): the sure answers of a good verifier are just those where the other
+    word is not among the likely ones, so that alone is no flaw. Without such a position the first that has a word at
+    all is read, and flagged; neither word anywhere: 0, flagged.
     """
+    found = []
     for tokens in positions:
         yes, no = (_best(tokens, word) for word in (YES, NO))
-        if yes is None and no is None:
-            continue
-        flag = "" if yes is not None and no is not None else f"{NO if yes is not None else YES} is missing"
-        gap = (MISSING if no is None else no) - (MISSING if yes is None else yes)
-        return Judgement(1.0 / (1.0 + math.exp(min(gap, 700.0))), flag)
-    return Judgement(0.0, "no answer")
+        if yes is not None or no is not None:
+            found.append(_judgement(MISSING if yes is None else yes, MISSING if no is None else no))
+    sure = (judgement for judgement in found if not judgement.flag)
+    return next(sure, found[0] if found else Judgement(0.0, "no answer"))
 
 
 def _best(tokens: Mapping[str, float], word: str) -> float | None:

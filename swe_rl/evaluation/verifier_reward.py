@@ -89,6 +89,22 @@ class HackingMonitor:
             self.last.popleft()
         return {"verifier/gap_growth": self.growth(0), "verifier/hacking": float(self.alarm)}
 
+    def state(self) -> dict[str, list[list[float | None]]]:
+        """What a checkpoint keeps, as JSON: a resumed run compares with the base line of the run, not with its own
+        first steps, which a hacked policy may have played."""
+        rows = {"first": self.first, "last": list(self.last)}
+        return {
+            name: [[None if math.isnan(value) else value for value in row] for row in kept]
+            for name, kept in rows.items()
+        }
+
+    def load_state(self, state: Mapping[str, Sequence[Sequence[float | None]]]) -> None:
+        """The inverse of `state`; {} (of a run without a verifier, or of an older version) leaves it empty."""
+        first, last = (
+            [(_number(gap), _number(failed)) for gap, failed in state.get(name, ())] for name in ("first", "last")
+        )
+        self.first, self.last = first, deque(last)
+
     @property
     def alarm(self) -> bool:
         """Whether opinion has run away from the tests."""
@@ -99,3 +115,7 @@ class HackingMonitor:
         """Mean of the last steps less that of the first ones; 0 where a column has no values."""
         first, last = ([row[column] for row in rows if not math.isnan(row[column])] for rows in (self.first, self.last))
         return math.fsum(last) / len(last) - math.fsum(first) / len(first) if first and last else 0.0
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value

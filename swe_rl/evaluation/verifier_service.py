@@ -159,8 +159,9 @@ async def _ask_all(
     concurrency: int,
 ) -> list[Judgement]:
     async with VerifierServer(url, cfg, tokenizer=tokenizer, concurrency=concurrency) as server:
-        found = await asyncio.gather(*(server.likely_tokens([*ids, *answers.shared]) for ids in prompts))
-    return [answer_probability(positions) for positions in found]
+        async with asyncio.TaskGroup() as group:  # a failure ends the others before the connection closes
+            found = [group.create_task(server.likely_tokens([*ids, *answers.shared])) for ids in prompts]
+    return [answer_probability(task.result()) for task in found]
 
 
 def _reader(manifest: Manifest, agent: AgentConfig, policy: Renderer, verifier: Renderer) -> Reader:

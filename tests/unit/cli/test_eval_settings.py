@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from swe_rl.cli import eval_import
 from swe_rl.cli.dispatch import main
 from swe_rl.cli.eval_policy import short_name, spelt_out, weights_of, with_settings_of_run
 from swe_rl.cli.eval_run import keep_scores
 from swe_rl.cli.hydra_entry import compose_config
+from swe_rl.cli.verify_stored import open_stored
+from swe_rl.config import TaskConfig
 from swe_rl.config.evaluation import EvaluationConfig, validate_evaluation
-from swe_rl.errors import ConfigError
+from swe_rl.errors import ConfigError, SandboxUnavailable
 from swe_rl.evaluation.candidates import FILE_NAME, Candidate, read_candidates, write_candidates
+from swe_rl.rollout import wiring
+from swe_rl.tasks import load_tasks
 from swe_rl.training.run_dir import RunDir
 
 
@@ -100,6 +111,8 @@ def test_the_newest_weights_of_a_run(tmp_path: Path) -> None:
 def test_a_run_brings_its_agent_settings_and_the_command_line_wins(tmp_path: Path) -> None:
     folder = tmp_path / "phases" / "rl"
     folder.mkdir(parents=True)
+    for file in ("config.json", "model.safetensors"):
+        (folder / file).write_text("{}")
     agent = "{max_context_tokens: 640, toolset: minimal, memory_tools: [plan], explain_errors: true, gone: 1}"
     (tmp_path / "config.yaml").write_text(f"agent: {agent}\n")
     for path in (tmp_path, folder):
@@ -112,6 +125,87 @@ def test_a_run_brings_its_agent_settings_and_the_command_line_wins(tmp_path: Pat
     for other in ("agent=default", "+eval=verified50"):
         assert with_settings_of_run([f"policy={tmp_path}", other]) == [f"policy={tmp_path}", other]
     assert with_settings_of_run(["policy=oracle"]) == ["policy=oracle"]
+
+
+def settings_of(path: Path) -> tuple[int, int]:
+    config = compose_config(EvaluationConfig, "eval", with_settings_of_run([f"policy={path}"]))
+    return config.agent.max_turns, config.agent.max_context_tokens
+
+
+def test_weights_bring_the_settings_of_their_phase(tmp_path: Path) -> None:
+    """As arXiv:2508.03501's second stage: trained with more turns and longer contexts than the run's first phases."""
+    stage = "{name: stage2, data: rollouts, overrides: {agent: {max_turns: 80, max_context_tokens: 131072}}}"
+    rounds = "{name: rft, data: passed_rollouts, rounds: 2, overrides: {agent: {max_turns: 30}}}"
+    phases = f"[{{name: warm, data: demonstrations}}, {rounds}, {stage}]"
+    (tmp_path / "config.yaml").write_text(f"agent: {{max_turns: 40, max_context_tokens: 65536}}\nphases: {phases}\n")
+
+    def weights(place: str, **counters: int) -> Path:
+        folder = tmp_path / place
+        folder.mkdir(parents=True)
+        for file in ("config.json", "model.safetensors"):
+            (folder / file).write_text("{}")
+        state = {"format": 1, "files": {}, "backend": {}, "counters": counters}
+        (folder / "state.json").write_text(json.dumps(state))
+        return folder
+
+    assert settings_of(weights("phases/warm")) == (40, 65536)
+    assert settings_of(weights("phases/rft-2")) == (30, 65536)
+    assert settings_of(weights("phases/stage2")) == (80, 131072)
+    assert settings_of(weights("phases/test_agent")) == (40, 65536)
+    # a checkpoint stands in a phase, or at its end before the next one
+    assert settings_of(weights("checkpoints/step-00000001", phase=0, step=1, total=1)) == (40, 65536)
+    assert settings_of(weights("checkpoints/step-00000004", phase=2, step=3, total=4)) == (30, 65536)
+    assert settings_of(weights("checkpoints/step-00000005", phase=3, step=0, total=5)) == (30, 65536)
+    assert settings_of(weights("checkpoints/step-00000006", phase=3, step=1, total=6)) == (80, 131072)
+    assert settings_of(weights("checkpoints/step-00000009", phase=4, step=0, total=9)) == (80, 131072)
+    assert settings_of(tmp_path) == (80, 131072), "the newest weights of the run"
+
+
+def test_stored_rollouts_are_read_with_the_settings_of_their_phase(tmp_path: Path) -> None:
+    late = "{name: rl-late, data: rollouts, overrides: {agent: {action_format: fence, toolset: bash}}}"
+    (tmp_path / "config.yaml").write_text(f"agent: {{action_format: xml}}\nphases: [{{name: rl}}, {late}]\n")
+    stored = open_stored(tmp_path)
+
+    def form(label: str) -> str:
+        return stored.agent_of(SimpleNamespace(group_id=f"{label}/0/task")).action_format  # type: ignore[arg-type]
+
+    for label, wanted in {"rl": "xml", "rl-late": "fence", "eval-rl-late-heldout-sampled": "fence"}.items():
+        assert form(label) == wanted
+    for label in ("eval-rl-heldout-sampled", "eval-base-heldout-sampled", "eval-policy-all-sampled", "candidates-x"):
+        assert form(label) == "xml"
+
+
+def test_a_failure_of_an_import_leaves_no_task_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grading that goes on after the pool is closed would open sandboxes that nobody closes."""
+    ended: list[str] = []
+
+    async def grade(job: Any, *rest: object) -> None:
+        if job.key.rollout_index == 0:
+            raise SandboxUnavailable("no namespaces here")
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append("cancelled" if pool_open else "after the pool was closed")
+
+    pool_open = False
+
+    @asynccontextmanager
+    async def pool(*given: object, **options: object) -> AsyncIterator[None]:
+        nonlocal pool_open
+        pool_open = True
+        yield
+        pool_open = False
+
+    monkeypatch.setattr(eval_import, "graded", grade)
+    monkeypatch.setattr(wiring, "sandbox_pool", pool)
+    (task,) = load_tasks("minirepo", split="heldout", num_tasks=1, seed=TaskConfig().heldout_seed)
+    files = [tmp_path / f"{number}.jsonl" for number in range(3)]
+    row = {"instance_id": task.task_id, "model_patch": "", "model_name_or_path": "m"}
+    for file in files:
+        file.write_text(json.dumps(row) + "\n")
+    with pytest.raises(ExceptionGroup):
+        eval_import.main([*map(str, files), "eval.splits={heldout: 1}", f"run_dir={tmp_path / 'run'}"])
+    assert ended == ["cancelled"] * 2
 
 
 @pytest.mark.parametrize("word", ["policy=oracle", "model=smollm2"])

@@ -63,9 +63,10 @@ def test_what_was_not_answered_has_no_confidence() -> None:
         item(2, ef_score=0.7, patch=""),
         item(3, ef_score=None),
         item(4, ef_score=0.0),
+        item(5, ef_score=0.7, ef_flag="no answer"),
     ]
-    assert confidences(items, "verifier") == [0.7, -math.inf, -math.inf, -math.inf, 0.0]
-    assert confidences(items, "entropy") == [-0.1, *[-math.inf] * 4]
+    assert confidences(items, "verifier") == [0.7, -math.inf, -math.inf, -math.inf, 0.0, -math.inf]
+    assert confidences(items, "entropy") == [-0.1, *[-math.inf] * 5]
     assert confidences(items, "short")[0] == -2.0
 
 

@@ -147,13 +147,33 @@ def test_a_missing_score_ranks_last_and_is_counted() -> None:
     """Neither answer among the likely tokens, or a written test that does not apply: no score is no good score."""
     items = [candidate(0, ef_score=None), candidate(1, ef_score=0.0, ef_flag="no answer"), candidate(2, ef_score=0.2)]
     assert SELECTORS["ef"].weights(items) == [0.0, 0.0, 1.0]
-    assert check_scores("ef", items) == 1
+    assert check_scores("ef", items) == 2
     nothing = [replace(item, ef_score=None) for item in items]
     with pytest.raises(ConfigError, match="selector ef needs ef_score"):
         check_scores("ef", nothing)
     assert "ef" in available(items)
     assert available(nothing) == ["majority", "shortest", "random"]
     assert SELECTORS["hybrid"].weights(nothing) == pytest.approx([1 / 3] * 3)
+
+
+def test_a_flagged_score_is_no_score_however_high() -> None:
+    """What a verifier said without meaning it, or of a log that gave the answer away."""
+    tests = {"t": "passed"}
+    items = [
+        candidate(0, ef_score=0.9, ef_flag="mass 1.2e-05", regression=tests, passed=False),
+        candidate(1, ef_score=0.2, regression=tests, passed=True),
+        candidate(2, ef_score=0.1, regression={"t": "failed"}, passed=False),
+        candidate(3, ef_score=0.99, ef_flag="leak: x", regression=tests, passed=False),
+    ]
+    assert SELECTORS["ef"].weights(items) == [0.0, 1.0, 0.0, 0.0]
+    assert SELECTORS["hybrid"].weights(items) == [0.0, 1.0, 0.0, 0.0]
+    assert SELECTORS["hybrid"].weights(items, keep=4) == [0.0, 1.0, 0.0, 0.0]  # of equal tests the one with a score
+    assert best_at_k(SELECTORS["ef"], items, 4) == 1.0
+    assert check_scores("hybrid", items) == 2
+    flagged = [replace(item, ef_flag="too long") for item in items]
+    with pytest.raises(ConfigError, match=r"no candidate has \(all are flagged: too long\)"):
+        check_scores("ef", flagged)
+    assert available(flagged) == ["eb", "majority", "shortest", "random", "oracle"]
 
 
 def test_majority_is_of_answers_and_no_change_is_none() -> None:

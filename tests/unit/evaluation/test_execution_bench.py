@@ -207,6 +207,33 @@ async def test_trouble_of_the_machine_is_repeated_and_never_a_result(bench: Exec
         await replace(bench, lease=Flaky(3).lease).run(TASK, RIGHT, regression=(), tests=[test])
 
 
+class Broken:
+    """The first sandbox does not even let a test be written down, which looks like a doing of the candidate."""
+
+    def __init__(self) -> None:
+        self.opened = 0
+
+    @asynccontextmanager
+    async def lease(self, spec: SandboxSpec) -> AsyncIterator[Any]:
+        self.opened += 1
+        async with open_sandbox(spec) as sandbox:
+            if self.opened == 1:
+                made = await sandbox.exec("mkdir test_reproduction_0.py", cwd=TASK.workdir, timeout_s=5)
+                assert made.exit_code == 0
+            yield sandbox
+
+
+async def test_without_retries_a_second_sandbox_still_has_to_agree(bench: ExecutionBench) -> None:
+    """Retries are of lost sandboxes: a run that came to nothing is no failure of the candidate before it did twice."""
+    test = WrittenTest(test_id="a", task_id=TASK.task_id, path="test_issue.py", source=TESTS, function="test_issue")
+    once = Broken()
+    found = await replace(bench, lease=once.lease, retries=0).run(TASK, RIGHT, regression=(), tests=[test])
+    assert found.reproduction == {"a": "resolved"}
+    assert once.opened == 2
+    with pytest.raises(SandboxError, match="failed 1 times"):
+        await replace(bench, lease=Flaky(1).lease, retries=0).run(TASK, RIGHT, regression=(), tests=[test])
+
+
 async def test_a_candidate_that_hangs_resolves_nothing(bench: ExecutionBench) -> None:
     hangs = tree_diff({"pkg/m.py": BUGGY}, {"pkg/m.py": b"import time\ntime.sleep(60)\n" + BUGGY})
     tests = [WrittenTest(test_id="a", task_id=TASK.task_id, path="test_issue.py", source=TESTS, function="test_issue")]

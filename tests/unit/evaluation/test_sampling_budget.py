@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -68,6 +69,14 @@ def test_a_threshold_that_all_reach_costs_one_rollout_and_one_that_none_does_cos
     items = drawn(random.Random(1), 5)
     assert sequential({"t": items}, threshold=0.0, most=9).rollouts == 1.0
     assert sequential({"t": items}, threshold=2.0, most=9).rollouts == 5.0
+
+
+def test_a_flagged_score_stops_nothing() -> None:
+    items = drawn(random.Random(3), 5)
+    flagged = [replace(item, ef_score=1.0, ef_flag="leak: x") for item in items]
+    found = sequential({"t": flagged}, threshold=0.5, most=5)
+    assert found.rollouts == 5.0
+    assert found.rate == pytest.approx(sum(bool(item.passed) for item in items) / 5)
 
 
 class ByIndex:

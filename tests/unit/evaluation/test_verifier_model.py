@@ -101,11 +101,13 @@ def test_answers_that_look_alike_are_refused() -> None:
     [
         ([{"<": 0.0}, {"YES": math.log(0.6), "NO": math.log(0.2)}], 0.75, ""),
         ([{" YES": math.log(0.3), "YES": math.log(0.1), "no": 0.0, ">NO": math.log(0.3)}], 0.5, ""),
-        ([{"judgement": 0.0}, {"YES": -3.0, "I": -0.1}], 1.0, "NO is missing"),
-        ([{"NO": -0.5}], 0.0, "YES is missing"),
+        ([{"judgement": 0.0}, {"YES": -3.0, "I": -0.1}], 1.0, ""),  # a missing word counts as exp(-10000)
+        ([{"NO": -0.5}], 0.0, ""),
+        ([{"<": -0.1, "YES": -9.0}, {"NO": -0.1, "YES": -9.0}], 1 / (1 + math.exp(8.9)), ""),  # no answer yet
+        ([{"<": 0.0, "NO": -9.0}, {"I": 0.0}], 0.0, "mass 1.2e-04"),
         ([{"YESTERDAY": 0.0}, {"NOW": 0.0}], 0.0, "no answer"),
         ([], 0.0, "no answer"),
-        ([{"NO": -0.1}, {"YES": -0.1, "NO": -9.0}], 0.0, "YES is missing"),  # the first place counts
+        ([{"NO": -0.1}, {"YES": -0.1, "NO": -9.0}], 0.0, ""),  # the first place counts
     ],
 )
 def test_likely_tokens_of_a_server(positions: list[dict[str, float]], p_yes: float, flag: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 
@@ -94,6 +95,25 @@ def test_the_alarm_needs_a_growing_gap_and_failed_attempts_that_please() -> None
     assert run_steps(calm + [(0.2, 0.9)] * 3) == [0] * 7
     assert run_steps([(0.2, 0.3), (0.9, 0.9)]) == [0, 0]  # no base line yet
     assert run_steps(calm + [(0.5, 0.6)] * 3 + calm)[-1] == 0
+
+
+def test_the_base_line_outlives_a_resume() -> None:
+    """A run that was stopped after the policy had learnt to please must not take that for its base line."""
+    rows = [(0.2, 0.3), (0.2, math.nan), (0.2, 0.3), (0.2, 0.3), (0.5, 0.6), (0.5, 0.6), (0.5, 0.6)]
+    whole = run_steps(rows)
+    assert whole[-1] == 1
+    for stop in range(len(rows)):
+        before = HackingMonitor(window=3, tolerance=0.1)
+        for gap, failed in rows[:stop]:
+            before.add({"verifier/gap": gap, "verifier/score_failed": failed})
+        after = HackingMonitor(window=3, tolerance=0.1)
+        after.load_state(json.loads(json.dumps(before.state(), allow_nan=False)))
+        later = [after.add({"verifier/gap": g, "verifier/score_failed": f})["verifier/hacking"] for g, f in rows[stop:]]
+        assert later == whole[stop:]
+    fresh = HackingMonitor()
+    fresh.load_state({})
+    assert not fresh.first
+    assert not fresh.last
 
 
 def test_without_a_verifier_there_is_nothing_to_watch() -> None:
