@@ -140,7 +140,14 @@ class WeightPublisher:
         return self.report
 
     def _current_source(self) -> WeightSource:
-        """Of the backend's present masters: a phase with another dtype has new ones."""
+        """Of the backend's present masters: a phase with another dtype has new ones. A backend whose masters are no
+        shards of whole tensors makes its own source."""
+        make = getattr(self.backend, "weight_source", None)
+        if make is not None:
+            if self._source is None:
+                remember = self.mode == "delta"
+                self._source = make(dtype=self.dtype, bucket_bytes=self._bucket_bytes, remember=remember)
+            return self._source
         masters = self.backend.masters.params
         if self._source is None or masters is not self._masters:
             self._masters, self._last = masters, None

@@ -10,8 +10,9 @@ their position ids.
     model = GPTModel(config, spec, ..., position_embedding_type="none")
     model(input_ids, position_ids, None, packed_seq_params=packed_params(batch))
 
-Under tensor parallelism a rank gets its share of the heads and the whole row, under sequence parallelism as well. Works
-under selective and full activation recomputation: it holds no state.
+Under tensor parallelism a rank gets its share of the heads and the whole row, under sequence parallelism as well; under
+context parallelism some rows of it, and attention gathers the keys of the others (ops.context_parallel). Works under
+selective and full activation recomputation: it holds no state.
 Letters: t tokens of the row, s sequence length, b batch, h query heads and g key-value heads of this rank, d head dim.
 """
 
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 
 from swe_rl import ops
 from swe_rl.errors import ConfigError
+from swe_rl.ops.context_parallel import context_attention
 
 if TYPE_CHECKING:
     from swe_rl.models.rope import Rope
@@ -61,9 +63,15 @@ class PackedCoreAttention(nn.Module):
         self.layer_number, self.attn_mask_type = layer_number, attn_mask_type
         self.softmax_scale = softmax_scale
         self.attention_impl, self.rope_impl = attention_impl, rope_impl
+        self.context_group = pg_collection.cp if config.context_parallel_size > 1 else None
+        self.head_dim = config.kv_channels
+        self.set_rope(rope)
+
+    def set_rope(self, rope: Rope | None) -> None:
+        """Turns queries and keys by `rope` from now on. ConfigError when a head has not as many dimensions."""
+        if rope is not None and rope.dim > self.head_dim:
+            raise ConfigError(f"the rotary embedding turns {rope.dim} dimensions, a head has {self.head_dim}")
         self.attention_factor = 1.0 if rope is None else rope.scaling
-        if rope is not None and rope.dim > config.kv_channels:
-            raise ConfigError(f"the rotary embedding turns {rope.dim} dimensions, a head has {config.kv_channels}")
         # Kept apart from buffers: model.bfloat16() would round it.
         self._frequencies = None if rope is None else rope.inv_freq()
 
@@ -90,8 +98,12 @@ class PackedCoreAttention(nn.Module):
         if packed_seq_params is not None:
             if packed_seq_params.qkv_format != "thd":
                 raise ConfigError(f"packed_seq_params.qkv_format={packed_seq_params.qkv_format!r}: use 'thd'")
+            if self.context_group is not None:
+                return self._part_of_row(query, key, value, packed_seq_params).flatten(1)
             kv_end, positions = row_mask(packed_seq_params, len(query), query.device)
             return self._row(query, key, value, kv_end, positions).flatten(1)
+        if self.context_group is not None:
+            raise ConfigError("context parallelism needs packed rows: pass packed_seq_params with context_rows")
         length, batch = query.shape[:2]
         q, k, v = (x.transpose(0, 1).flatten(0, 1) for x in (query, key, value))  # sequence by sequence
         index = torch.arange(length * batch, device=query.device)
@@ -100,12 +112,29 @@ class PackedCoreAttention(nn.Module):
         return out.unflatten(0, (batch, length)).transpose(0, 1).flatten(2).contiguous()
 
     def _row(self, q: Tensor, k: Tensor, v: Tensor, kv_end: Tensor, positions: Tensor) -> Tensor:
-        if self._frequencies is not None:
-            self._frequencies = self._frequencies.to(q.device)
-            q, k = ops.rope(
-                q, k, positions, self._frequencies, attention_factor=self.attention_factor, impl=self.rope_impl
-            )
+        q, k = self._turned(q, k, positions)
         return ops.attention(q, k, v, kv_end=kv_end, scale=self.softmax_scale, impl=self.attention_impl)
+
+    def _part_of_row(self, q: Tensor, k: Tensor, v: Tensor, params: Any) -> Tensor:
+        """This rank has some rows, params.context_rows says which; kv_end is of the whole. Collective."""
+        if getattr(params, "context_rows", None) is None:
+            raise ConfigError("context parallelism needs packed_seq_params.context_rows: make them with packed_params")
+        q, k = self._turned(q, k, params.position_ids)
+        return context_attention(
+            q,
+            k,
+            v,
+            kv_end=params.kv_end,
+            placement=params.context_rows,
+            group=self.context_group,
+            scale=self.softmax_scale,
+        )
+
+    def _turned(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        if self._frequencies is None:
+            return q, k
+        self._frequencies = self._frequencies.to(q.device)
+        return ops.rope(q, k, positions, self._frequencies, attention_factor=self.attention_factor, impl=self.rope_impl)
 
 
 def _check_config(config: Any, attention_type: str, dropout: float | None) -> None:
@@ -115,8 +144,6 @@ def _check_config(config: Any, attention_type: str, dropout: float | None) -> No
         raise ConfigError(f"attention_dropout={dropout}: {SUPPORTED}, set it to 0")
     if attention_type != "self":
         raise ConfigError(f"attention_type={attention_type!r}: {SUPPORTED}")
-    if config.context_parallel_size > 1:
-        raise ConfigError(f"context_parallel_size={config.context_parallel_size}: core attention sees whole rows only")
     for key, plain in (
         ("window_size", None),
         ("softmax_type", "vanilla"),
@@ -167,7 +194,7 @@ def packed_params(batch: PackedBatch) -> Any:
         max_seqlen_q=max(lengths, default=0),
         max_seqlen_kv=max(lengths, default=0),
     )
-    params.kv_end, params.position_ids = batch.kv_end, batch.position_ids
+    params.kv_end, params.position_ids, params.context_rows = batch.kv_end, batch.position_ids, batch.context_rows
     return params
 
 

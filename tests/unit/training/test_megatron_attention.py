@@ -118,7 +118,6 @@ def test_shapes_of_both_layouts() -> None:
     ("changes", "words"),
     [
         ({"attention_dropout": 0.1}, "attention_dropout=0.1: only causal self-attention"),
-        ({"context_parallel_size": 2}, "context_parallel_size=2"),
         ({"window_size": (64, 0)}, r"window_size=\(64, 0\) is not supported by core attention: set it to None"),
         ({"softmax_type": "learnable"}, "softmax_type='learnable'"),
         ({"apply_query_key_layer_scaling": True}, "apply_query_key_layer_scaling=True"),
@@ -148,6 +147,13 @@ def test_calls_that_would_be_misread_are_refused() -> None:
         attention(row, row, row, None, packed_seq_params=packed_params(kv_end=mask, position_ids=torch.arange(5)))
     with pytest.raises(ConfigError, match="turns 16 dimensions, a head has 8"):
         PackedCoreAttention(settings(), 1, None, "self", rope=Rope(theta=1e4, dim=16))
+    split = PackedCoreAttention(
+        settings(context_parallel_size=2), 1, None, "self", pg_collection=SimpleNamespace(cp=object())
+    )
+    with pytest.raises(ConfigError, match="needs packed rows"):
+        split(x, x, x, None)
+    with pytest.raises(ConfigError, match=r"needs packed_seq_params\.context_rows"):
+        split(row, row, row, None, packed_seq_params=packed_params())
     with pytest.raises(ConfigError, match="attention_type='cross'"):
         PackedCoreAttention(settings(), 1, None, "cross")
     with pytest.raises(ConfigError, match=r"has no self_attention\.core_attention"):

@@ -1,0 +1,23 @@
+"""Opens the trainer of a configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from swe_rl.config import TrainConfig
+from swe_rl.training.torch_backend import TorchBackend
+
+
+def open_trainer(cfg: TrainConfig, model: Any, *, device: torch.device) -> Any:
+    """TorchBackend or MegatronBackend of `model`, in model.dtype. Collective. Raises ConfigError for what cannot be.
+
+    MegatronBackend takes the weights out of `model`: an engine in this process has to have copied them before.
+    """
+    settings: dict[str, Any] = {"algo": cfg.algo, "device": device, "dtype": getattr(torch, cfg.model.dtype)}
+    if cfg.trainer.backend == "megatron":
+        from swe_rl.training.megatron.backend import MegatronBackend
+
+        return MegatronBackend(model, cfg.trainer, **settings)
+    return TorchBackend(model, cfg.trainer, **settings)
