@@ -57,6 +57,7 @@ METRICS: tuple[Metric, ...] = (
     _m("train/num_loss_tokens", "tokens", SUM, "trained tokens", "sum"),
     _m("train/num_tokens", "tokens", SUM, "all tokens of the packed rows", "sum"),
     _m("train/tree_token_ratio", "ratio", "sum / sum", "tokens of the samples one by one / computed (batching.layout)"),
+    _m("train/context_split_frac", "share", "sum / sum", "tokens in rows that several ranks compute together"),
     _m("train/tokens_per_s", "tokens/s", "sum / time of a step", "speed of the trainer"),
     _m("train/peak_memory_bytes", "bytes", "of rank 0", "largest device allocation, or resident size on a CPU", "max"),
     _m("rollout/reward_mean", "reward", "mean over graded rollouts", "as graded, untested ones as 0"),

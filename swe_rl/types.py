@@ -249,10 +249,17 @@ class PackedBatch:
     value_weight: Tensor | None = None  # [T] f32
     target_rows: Tensor | None = None  # [E] i64, rows of input_ids; None: target t belongs to row t
     target_bounds: tuple[int, ...] = ()  # with target_rows, on the host: targets of each sample, S + 1 borders
-    num_sample_tokens: int = 0  # tokens of the samples one by one; more than T where trees share them; 0: T
+    num_sample_tokens: int | None = None  # tokens of the samples one by one; more than T where trees share them
     # Under context parallelism: the rows [R, n] i64 of each rank. input_ids and position_ids are then those of this
-    # rank, as are the targets; kv_end is of all R n.
+    # rank, as are the targets; kv_end is of all R n, of which the last may be padding.
     context_rows: Tensor | None = None
+    num_padding: int = 0  # of this rank's n
+    alone: bool = False  # under context parallelism one rank computes this row, without the others of its group
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are computed here, padding left out; 0 of a row that only takes part in collectives."""
+        return len(self.input_ids) - self.num_padding if any(self.trajectory_ids) else 0
 
     @property
     def sample_bounds(self) -> tuple[int, ...]:

@@ -103,11 +103,8 @@ def split(batch: PackedBatch, placement: Tensor, kv_end: Tensor, rank: int) -> P
     """
     mine = placement[rank]
     padding = kv_end.shape[0] - len(batch.input_ids)
-    place = torch.full((kv_end.shape[0],), -1, dtype=torch.int64, device=mine.device)
-    place[mine] = torch.arange(len(mine), device=mine.device)
-    rows = _targets(batch)
-    chosen = (place[rows] >= 0).nonzero()[:, 0]
-    asked = chosen if batch.target_rows is not None else chosen[_wanted(batch)[chosen]]
+    place = _places(placement, rank)
+    rows, asked = _targets(batch), targets_of(batch, placement, rank)
     columns: dict[str, Any] = {}
     for field in fields(batch):
         value = getattr(batch, field.name)
@@ -124,7 +121,23 @@ def split(batch: PackedBatch, placement: Tensor, kv_end: Tensor, rank: int) -> P
         target_bounds=tuple(bounds.tolist()),
         num_sample_tokens=_share(batch, rank, len(placement)),
         context_rows=placement,
+        num_padding=int((mine >= len(batch.input_ids)).sum()),
     )
+
+
+def targets_of(batch: PackedBatch, placement: Tensor, rank: int) -> Tensor:
+    """[e] i64, rising: which targets of the batch are those of the rank's part. Of plain documents only those that
+    something is asked about; placement from place_rows."""
+    chosen = (_places(placement, rank)[_targets(batch)] >= 0).nonzero()[:, 0]
+    return chosen if batch.target_rows is not None else chosen[_wanted(batch)[chosen]]
+
+
+def _places(placement: Tensor, rank: int) -> Tensor:
+    """[R n] i64: where in the part of the rank a row stands; -1 elsewhere."""
+    mine = placement[rank]
+    place = torch.full((placement.numel(),), -1, dtype=torch.int64, device=mine.device)
+    place[mine] = torch.arange(len(mine), device=mine.device)
+    return place
 
 
 def _targets(batch: PackedBatch) -> Tensor:
@@ -143,5 +156,5 @@ def _wanted(batch: PackedBatch) -> Tensor:
 
 def _share(batch: PackedBatch, rank: int, num_ranks: int) -> int:
     """Sample tokens counted on this rank: parts of all ranks add up to those of the batch."""
-    total = batch.num_sample_tokens or len(batch.input_ids)
+    total = len(batch.input_ids) if batch.num_sample_tokens is None else batch.num_sample_tokens
     return total // num_ranks + (rank < total % num_ranks)

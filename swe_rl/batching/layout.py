@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from torch import Tensor
@@ -56,21 +56,47 @@ def batch_cost(batch: PackedBatch, *, pair_cost: float) -> float:
 
 
 def lay_out(
-    samples: Sequence[TrainSample], *, max_tokens: int, layout: str = "sequence", pair_cost: float = 0.0
+    samples: Sequence[TrainSample],
+    *,
+    max_tokens: int,
+    layout: str = "sequence",
+    pair_cost: float = 0.0,
+    num_ranks: int = 1,
 ) -> Layout:
     """The samples in rows of at most `max_tokens`, as `layout` says: "sequence", "tree", or "auto": whichever costs
-    less for a model with this `pair_cost`. An empty list makes no row."""
+    less for a model with this `pair_cost`. An empty list makes no row.
+
+    Where `num_ranks` share a row, one that one of them can hold (max_tokens / num_ranks) is `alone`; samples one by one
+    that are no longer than that are packed into such rows, apart from longer ones.
+    """
+    share = max_tokens // num_ranks if num_ranks > 1 else 0
     if layout != "sequence":
         trees = plan_trees(samples, max_tokens=max_tokens)
         if layout == "tree" or _pays(samples, trees.num_tokens, trees.num_pairs, pair_cost):
             batches, places = tree_batches(samples, trees)
-            return Layout(batches=batches, samples=samples, places=places)
-    rows = assign_rows(samples, max_tokens=max_tokens)
+            return Layout(batches=_mark(batches, share), samples=samples, places=places)
+    rows = _sequence_rows(samples, max_tokens=max_tokens, share=share)
     return Layout(
-        batches=[pack_row([samples[i] for i in row]) for row in rows],
+        batches=_mark([pack_row([samples[i] for i in row]) for row in rows], share),
         samples=samples,
         places=[_sequence_places(samples, row) for row in rows],
     )
+
+
+def _mark(batches: list[PackedBatch], share: int) -> list[PackedBatch]:
+    """Those that one rank can hold."""
+    return [replace(batch, alone=True) if len(batch.input_ids) <= share else batch for batch in batches]
+
+
+def _sequence_rows(samples: Sequence[TrainSample], *, max_tokens: int, share: int) -> list[list[int]]:
+    """Samples of at most `share` tokens in rows of as many, all longer ones in rows of `max_tokens`."""
+    short = [i for i, sample in enumerate(samples) if len(sample.input_ids) <= share]
+    rest = sorted(set(range(len(samples))) - set(short))
+    rows = []
+    for chosen, budget in ((rest, max_tokens), (short, share)):
+        found = assign_rows([samples[i] for i in chosen], max_tokens=budget)
+        rows += [[chosen[i] for i in row] for row in found]
+    return rows
 
 
 def _pays(samples: Sequence[TrainSample], tokens: int, pairs: int, pair_cost: float) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from swe_rl.config import ClusterConfig, TrainConfig, phase_config
+from swe_rl.config import ClusterConfig, TrainConfig, check_context, phase_config
 from swe_rl.errors import ConfigError
 from swe_rl.sandbox.oci import default_store
 
@@ -63,7 +63,9 @@ def check_cluster(cfg: ClusterConfig, *, world_size: int) -> None:
 
 
 def check_counts(cfg: TrainConfig, *, num_tasks: int, world_size: int) -> None:
-    """Raises ConfigError if a phase wants more training tasks at once than there are, or fewer than ranks."""
+    """Raises ConfigError if a phase wants more training tasks at once than there are, or fewer than ranks, and if the
+    ranks do not fall into context groups."""
+    check_context(cfg.trainer, world_size=world_size)
     for phase in cfg.phases:
         key = "tasks_per_step" if phase.data == "rollouts" else "num_tasks"
         wanted = getattr(phase, key)

@@ -12,7 +12,7 @@ from swe_rl.config.rollout import EngineConfig, RolloutConfig
 from swe_rl.config.run import EvalConfig, TrainConfig, phase_config, validate
 from swe_rl.config.sandbox import SandboxConfig
 from swe_rl.config.tasks import RewardConfig, TaskConfig
-from swe_rl.config.trainer import BatchingConfig, TrainerConfig
+from swe_rl.config.trainer import BatchingConfig, TrainerConfig, check_context
 from swe_rl.config.verifier import VerifierConfig
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "TrainConfig",
     "TrainerConfig",
     "VerifierConfig",
+    "check_context",
     "expand_rounds",
     "phase_config",
     "validate",

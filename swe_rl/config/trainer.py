@@ -36,21 +36,29 @@ class TrainerConfig:
     # Of the trainer's attention: sdpa (torch's, each document alone; torch backend only) | reference | cpu | triton (of
     # ops.attention, trees too) | auto (sdpa for plain documents on a CPU, otherwise the best of ops.attention)
     attention: str = "auto"
-    # Only for backend=megatron; data parallelism is what these leave of the processes:
-    tensor_parallel: int = 1  # with sequence parallelism
+    # So many processes compute a packed row together, each a part of its tokens; the others are data parallel. A row of
+    # at most batching.max_tokens_per_batch / context_parallel tokens is computed by one alone (backend=torch)
     context_parallel: int = 1
+    # backend=torch: how queries meet the keys of other processes: gather (all at once, within a node) | ring (part by
+    # part, between nodes) | heads (all rows of some heads; as many as the model's divide)
+    context_scheme: str = "gather"
+    # Only for backend=megatron; data parallelism is what these and context_parallel leave of the processes:
+    tensor_parallel: int = 1  # with sequence parallelism
     pipeline_parallel: int = 1
     expert_parallel: int = 1  # experts are spread over so many of the data and context parallel ranks
     offload: bool = False  # optimiser state and masters in host memory
 
 
-MEGATRON_KEYS = ("tensor_parallel", "context_parallel", "pipeline_parallel", "expert_parallel", "offload")
+MEGATRON_KEYS = ("tensor_parallel", "pipeline_parallel", "expert_parallel", "offload")
+TORCH_KEYS = ("fsdp", "head_impl", "context_scheme")
+FIXED_KEYS = ("backend", "fsdp", "context_parallel", "context_scheme", *MEGATRON_KEYS)  # the same in all phases
 BATCHING_BOUNDS = Bounds(choices={"layout": ("sequence", "tree", "auto")}, positive=("max_tokens_per_batch",))
 BOUNDS = Bounds(
     choices={
         "backend": ("torch", "megatron"),
         "head_impl": ("auto", "reference", "cpu", "triton"),
         "attention": ("auto", "sdpa", "reference", "cpu", "triton"),
+        "context_scheme": ("gather", "ring", "heads"),
         "optimizer": ("adamw", "muon"),
         "schedule": ("constant", "cosine"),
     },
@@ -72,10 +80,17 @@ def validate_trainer(cfg: TrainerConfig) -> None:
             f"trainer.warmup_steps={cfg.warmup_steps} and trainer.warmup_ratio={cfg.warmup_ratio} exclude one another: "
             "set one of them to 0"
         )
-    keys = ("fsdp", "head_impl") if cfg.backend == "megatron" else MEGATRON_KEYS
+    keys = TORCH_KEYS if cfg.backend == "megatron" else MEGATRON_KEYS
     for key in keys:
         if getattr(cfg, key) != getattr(TrainerConfig, key):
             raise ConfigError(f"trainer.{key} does nothing for trainer.backend={cfg.backend}: remove it")
+    if cfg.context_parallel == 1 and cfg.context_scheme != TrainerConfig.context_scheme:
+        raise ConfigError("trainer.context_scheme does nothing with trainer.context_parallel=1: remove it, or set that")
+    if cfg.context_parallel > 1 and cfg.backend == "torch" and cfg.attention != "auto":
+        raise ConfigError(
+            f"trainer.attention={cfg.attention} does nothing for rows split by trainer.context_parallel="
+            f"{cfg.context_parallel}: set it to auto"
+        )
     if cfg.backend == "megatron" and cfg.attention == "sdpa":
         raise ConfigError("trainer.attention=sdpa is not for trainer.backend=megatron: set it to auto")
     if cfg.backend == "megatron" and cfg.optimizer != "adamw":
@@ -83,4 +98,13 @@ def validate_trainer(cfg: TrainerConfig) -> None:
     if cfg.optimizer == "muon" and cfg.fsdp:
         raise ConfigError(
             "trainer.optimizer=muon needs whole matrices: set trainer.fsdp=false or trainer.optimizer=adamw"
+        )
+
+
+def check_context(cfg: TrainerConfig, *, world_size: int) -> None:
+    """Raises ConfigError unless the training processes fall into whole context groups."""
+    if world_size % cfg.context_parallel:
+        raise ConfigError(
+            f"trainer.context_parallel={cfg.context_parallel} does not divide the number of training processes, "
+            f"{world_size}: start a multiple of it with torchrun, or set it to 1"
         )

@@ -37,6 +37,11 @@ class ContextGroup:
     scheme: str = "gather"
 
 
+def heads_divide(query_heads: int, key_heads: int, size: int) -> bool:
+    """Whether the scheme "heads" can give each of `size` ranks whole heads; key heads may be repeated."""
+    return query_heads % size == 0 and (key_heads % size == 0 or size % key_heads == 0)
+
+
 def context_attention(
     q: Tensor,
     k: Tensor,
@@ -234,8 +239,7 @@ def _check(q: Tensor, k: Tensor, kv_end: Tensor, placement: Tensor, group: dist.
             f"placement {list(placement.shape)} and kv_end {list(kv_end.shape)} do not fit {size} ranks of {len(q)} "
             "rows: they must be [ranks, rows] and [ranks * rows]"
         )
-    key_heads = k.shape[1]
-    if scheme == "heads" and (q.shape[1] % size or (key_heads % size and size % key_heads)):
+    if scheme == "heads" and not heads_divide(q.shape[1], k.shape[1], size):
         raise ValueError(
-            f"scheme='heads' cannot split {q.shape[1]} query and {key_heads} key heads over {size} ranks: use 'gather'"
+            f"scheme='heads' cannot split {q.shape[1]} query and {k.shape[1]} key heads over {size} ranks: use 'gather'"
         )

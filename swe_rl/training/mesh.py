@@ -82,13 +82,21 @@ def broadcast_object(value: Any) -> Any:
     return box[0]
 
 
-def gather_objects(values: Sequence[Any]) -> list[Any]:
-    """The picklable items of all ranks, concatenated in rank order, on every rank. Collective."""
-    if world_size() == 1:
+def gather_objects(values: Sequence[Any], *, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """The picklable items of all ranks (of `group`), concatenated in rank order, on each of them. Collective."""
+    size = world_size() if group is None else dist.get_world_size(group)
+    if size == 1:
         return list(values)
-    parts: list[Any] = [None] * world_size()
-    dist.all_gather_object(parts, list(values))
+    parts: list[Any] = [None] * size
+    dist.all_gather_object(parts, list(values), group=group)
     return [value for part in parts for value in part]
+
+
+def neighbours(size: int) -> dist.ProcessGroup:
+    """The group of `size` ranks with consecutive numbers that this one is in; nodes hold consecutive ranks, so it is
+    inside a node where that has a multiple of `size`. Collective over all ranks. `size` must divide their number."""
+    group, _ = dist.new_subgroups(size, timeout=timedelta(seconds=TIMEOUT_S))
+    return group
 
 
 def broadcast_string(value: str) -> str:

@@ -37,7 +37,7 @@ def rollout_scores(
     """Scores by trajectory id, of this rank's rollouts. Collective: every rank calls, also without a rollout."""
     algo = cfg.algo
     samples = [s for t in trajectories for s in to_samples(t, 0.0, value_targets=[0.0] * len(t.turns))]
-    layout = laid_out(samples, cfg.batching, backend=backend)
+    layout = laid_out(samples, cfg, backend=backend)
     found = {t.trajectory_id: Scores(values=[0.0] * len(t.turns)) for t in trajectories}
     if algo.advantage == "gae":
         for sample, values in zip(samples, layout.unpack(backend.values(layout.batches), fill=math.nan), strict=True):

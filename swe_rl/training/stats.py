@@ -18,7 +18,8 @@ from swe_rl.types import PackedBatch, StepStats
 
 VALUE_SUMS = ("value_error", "value_target", "value_target_squared", "num_values")  # PolicyModel sums these itself
 SUMS = (
-    *("loss", "num_loss_tokens", "num_tokens", "num_sample_tokens", "entropy", "clipped_low", "clipped_high", "ratio"),
+    *("loss", "num_loss_tokens", "num_tokens", "num_sample_tokens", "num_split_tokens"),
+    *("entropy", "clipped_low", "clipped_high", "ratio"),
     *("k1", "k2", "k3", "weight", "weight_squared", "abs_diff", "advantage", "advantage_squared"),
     *("kl_ref", "num_ref_tokens", *VALUE_SUMS),
 )
@@ -37,11 +38,12 @@ class StepTotals:
         """One micro-batch. Without `on_policy_data` (supervised) there is no engine to drift from and no advantage:
         those stay 0."""
         logprobs, ratio, clipped = stats["logprobs"].double(), stats["ratio"].double(), stats["clipped"]
-        size = len(batch.input_ids) if any(batch.trajectory_ids) else 0
+        size, sample_tokens = batch.num_tokens, batch.num_sample_tokens
         counts = {
             "num_loss_tokens": len(logprobs),
             "num_tokens": size,
-            "num_sample_tokens": batch.num_sample_tokens or size,
+            "num_sample_tokens": size if sample_tokens is None else sample_tokens,
+            "num_split_tokens": 0 if batch.context_rows is None else size,
         }
         found: dict[str, Tensor] = {name: logprobs.new_tensor(float(count)) for name, count in counts.items()}
         found["loss"] = loss.double()
@@ -146,6 +148,7 @@ def _details(sums: Mapping[str, float], count: int) -> dict[str, float]:
         "train/ratio_mean": sums["ratio"] / count,
         "train/ratio_max": sums["ratio_max"],
         "train/tree_token_ratio": sums["num_sample_tokens"] / max(1.0, sums["num_tokens"]),
+        "train/context_split_frac": sums["num_split_tokens"] / max(1.0, sums["num_tokens"]),
         "train/mismatch_k2": sums["k2"] / count,
         "train/mismatch_k3": sums["k3"] / count,
         "train/mismatch_ess": sums["weight"] ** 2 / (count * sums["weight_squared"]) if sums["weight_squared"] else 0.0,

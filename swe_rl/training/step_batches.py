@@ -14,7 +14,7 @@ from swe_rl.batching.minibatches import minibatch_of
 from swe_rl.config import PhaseConfig, TrainConfig
 from swe_rl.config.algo import REJECTING, SEQUENCE_CORRECTIONS, bypasses
 from swe_rl.training import mesh
-from swe_rl.training.layouts import balanced, laid_out
+from swe_rl.training.layouts import balanced, laid_out, ranks_per_row
 from swe_rl.types import PackedBatch, TrainSample
 
 Score = Callable[[Sequence[PackedBatch]], list[Tensor]]
@@ -66,9 +66,9 @@ def packed_step(
 ) -> list[PackedBatch]:
     """This rank's packed rows of one optimiser step, weighed; some come from ranks with more to do. GSPO compares with
     the weights at hand, so call it right before the step; its sequences stay on their rank. Collective."""
-    batches = laid_out(weigh(samples, cfg), cfg.batching, backend=backend).batches
+    batches = laid_out(weigh(samples, cfg), cfg, backend=backend).batches
     if phase.data != "rollouts" or cfg.algo.ratio_rule != "gspo":
-        return balanced(batches, backend=backend)
+        return balanced(batches, backend=backend, group_size=ranks_per_row(cfg))
     (compared,) = mesh.all_reduce_max([float(any(batch.old_logprobs is not None for batch in batches))])
     return gspo_old(batches, backend.logprobs(batches)) if compared else batches
 
@@ -77,7 +77,7 @@ def scored(
     samples: Sequence[TrainSample], field: str, score: Score, cfg: TrainConfig, *, backend: Scorer
 ) -> list[TrainSample]:
     """The samples with `field` filled from `score` of their packed rows; 0.0 where nothing trains. Collective."""
-    layout = laid_out(samples, cfg.batching, backend=backend)
+    layout = laid_out(samples, cfg, backend=backend)
     lists = layout.unpack(score(layout.batches), fill=0.0)
     filled: list[dict[str, Any]] = [
         {field: [v if m else 0.0 for v, m in zip(found, sample.loss_mask, strict=True)]}

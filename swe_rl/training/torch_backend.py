@@ -1,7 +1,8 @@
 """The torch trainer: packed rows in, one optimiser step out, on one process or many, replicated or sharded (FSDP2).
 
 Split invariance: token weights carry global denominators, so gradients of micro-batches and of ranks are only ever
-added. Ranks may bring different numbers of micro-batches; missing ones are rows that train nothing.
+added, over data-parallel ranks and over those that have parts of one row alike. Ranks may bring different numbers of
+rows; missing ones are rows that train nothing.
 """
 
 from __future__ import annotations
@@ -11,18 +12,19 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from swe_rl.batching import empty_batch
 from swe_rl.config import AlgoConfig, TrainerConfig
 from swe_rl.errors import ConfigError, InvariantError
 from swe_rl.models.costs import pair_cost
+from swe_rl.ops.context_parallel import ContextGroup
 from swe_rl.training import mesh
 from swe_rl.training.masters import FULL_PRECISION, MasterWeights, full_tensor, sum_gradients
+from swe_rl.training.micro_batches import MicroBatch, MicroBatches, micro_batches, open_context, to_device
 from swe_rl.training.model_setup import broadcast, cast, set_checkpointing, switch_dropout_off
 from swe_rl.training.module_norms import module_norms
 from swe_rl.training.optim import NamedOptimizer
@@ -61,6 +63,7 @@ class TorchBackend:
     ) -> None:
         self.model, self.device = model, torch.device(device)
         self.sharded = cfg.fsdp
+        self.context_parallel, self.context = cfg.context_parallel, open_context(cfg, model.config)
         self.policy_version, self.step, self.num_skipped_steps = 0, 0, 0
         set_checkpointing(model, cfg.activation_checkpointing)
         switch_dropout_off(model)
@@ -114,6 +117,8 @@ class TorchBackend:
             raise ConfigError(f"objective={objective!r} is unknown: use one of {', '.join(OBJECTIVES)}")
         if cfg.fsdp != self.sharded:
             raise ConfigError("trainer.fsdp cannot change between phases: set it once for the whole run")
+        if cfg.context_parallel != self.context_parallel:
+            raise ConfigError("trainer.context_parallel cannot change between phases: set it once for the whole run")
         if cfg.fsdp and cfg.optimizer == "muon":
             raise ConfigError("trainer.optimizer=muon needs whole matrices: set trainer.fsdp=false or use adamw")
         if cfg.max_grad_norm <= 0:
@@ -178,17 +183,18 @@ class TorchBackend:
         totals = StepTotals()
         self.model.train()
         self.optimizer.zero_grad()
-        for batch, trained_rows, states in self._padded(batches):
+        for given in self._inputs(self._micro_batches(batches)):
             loss, stats = self.policy(
-                batch,
-                trained_rows,
+                given.batch,
+                given.rows,
                 algo=self.algo,
                 objective=objective,
                 head_impl=self.cfg.head_impl,
-                value_rows=states,
+                value_rows=given.states,
+                context=given.context,
             )
             loss.backward()
-            totals.add(batch, loss.detach(), stats, on_policy_data=objective == "policy_gradient")
+            totals.add(given.batch, loss.detach(), stats, on_policy_data=objective == "policy_gradient")
         if not self.sharded and mesh.world_size() > 1:
             sum_gradients(self.masters.params)
         if mesh.world_size() > 1 and self._value_params:
@@ -223,22 +229,25 @@ class TorchBackend:
     def logprobs(self, batches: Sequence[PackedBatch]) -> list[Tensor]:
         """[T] fp32 per batch on the CPU, at each token's temperature, NaN where not trained; same code as training."""
         self.model.eval()
-        padded, impl = self._padded(batches), self.cfg.head_impl
-        scored = [self.policy(batch, rows, head_impl=impl)[0].float().cpu() for batch, rows, _ in padded]
+        work, impl = self._micro_batches(batches), self.cfg.head_impl
+        scored = [
+            self.policy(given.batch, given.rows, head_impl=impl, context=given.context)[0].float().cpu()
+            for given in self._inputs(work)
+        ]
         free_gathered(self.policy)
-        return scored[: len(batches)]
+        return work.own_results(scored)
 
     @torch.no_grad()
     def values(self, batches: Sequence[PackedBatch]) -> list[Tensor]:
         """[T] per batch on the CPU: the value of the state behind each finite entry of value_targets, NaN elsewhere."""
         self.model.eval()
         nothing = torch.empty(0, dtype=torch.int64, device=self.device)
-        scored = [
-            self.policy(batch, rows, value_rows=nothing if states is None else states)[0].cpu()
-            for batch, rows, states in self._padded(batches)
-        ]
+        work, scored = self._micro_batches(batches), []
+        for given in self._inputs(work):
+            states = nothing if given.states is None else given.states
+            scored.append(self.policy(given.batch, given.rows, value_rows=states, context=given.context)[0].cpu())
         free_gathered(self.policy)
-        return scored[: len(batches)]
+        return work.own_results(scored)
 
     def ref_logprobs(self, batches: Sequence[PackedBatch]) -> list[Tensor]:
         """As `logprobs`, by the reference policy: the weights that the phase began with, or `set_reference`."""
@@ -299,38 +308,34 @@ class TorchBackend:
         if policy_version is not None:
             self.policy_version = policy_version
 
-    def _padded(self, batches: Sequence[PackedBatch]) -> list[tuple[PackedBatch, Tensor, Tensor | None]]:
-        """On this device, with the indices of their trained tokens and of their states with a value, and as many as
-        the busiest rank has, so that the collectives of all ranks match."""
-        count = int(mesh.all_reduce_max([len(batches)])[0])
-        padding = [empty_batch()] * (max(count, 1) - len(batches))
-        return [
-            (
-                _to(batch, self.device),
-                batch.loss_mask.nonzero(as_tuple=True)[0].to(self.device, non_blocking=True),
-                None if (states := value_rows(batch)) is None else states.to(self.device, non_blocking=True),
-            )
-            for batch in (*batches, *padding)
-        ]
+    def _micro_batches(self, rows: Sequence[PackedBatch]) -> MicroBatches:
+        return micro_batches(rows, self.context, pair_cost=self.pair_cost)
+
+    def _inputs(self, work: MicroBatches) -> list[_Input]:
+        """On this device: copies run while the first passes compute."""
+        return [_Input.of(each, self.device) for each in work.passes]
 
 
-def value_rows(batch: PackedBatch) -> Tensor | None:
-    """Indices of the states whose value is asked for; None without any."""
-    if batch.value_targets is None:
-        return None
-    rows = torch.isfinite(batch.value_targets).nonzero(as_tuple=True)[0]
-    return rows if len(rows) else None
+class _Input(NamedTuple):
+    """What PolicyModel takes for one pass."""
+
+    batch: PackedBatch
+    rows: Tensor  # indices of the trained targets
+    states: Tensor | None  # indices of the states whose value is asked for
+    context: ContextGroup | None
+
+    @classmethod
+    def of(cls, work: MicroBatch, device: torch.device) -> _Input:
+        batch, states = work.batch, work.value_rows
+        rows = batch.loss_mask.nonzero(as_tuple=True)[0]  # on the host: a GPU is not waited for
+        return cls(
+            to_device(batch, device),
+            rows.to(device, non_blocking=True),
+            None if states is None else states.to(device, non_blocking=True),
+            work.context,
+        )
 
 
 def _check(batch: PackedBatch) -> None:
     if not bool(torch.isfinite(batch.token_weights[batch.loss_mask]).all()):
         raise InvariantError("a trained token has no finite token weight: call algorithms.token_weights before pack")
-
-
-def _to(batch: PackedBatch, device: torch.device) -> PackedBatch:
-    moved: dict[str, Any] = {}
-    for item in fields(batch):
-        value = getattr(batch, item.name)
-        if isinstance(value, Tensor):
-            moved[item.name] = value.to(device, non_blocking=True)
-    return replace(batch, **moved)

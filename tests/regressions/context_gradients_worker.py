@@ -6,15 +6,17 @@ rank 0 writes FOLDER/SIZE.pt. Ranks are forks: torch is imported once.
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import gradients_worker as case
 import torch
 import torch.distributed as dist
+from forked_ranks import fork
 from torch import Tensor
 from tree_groups import random_group
 
@@ -22,7 +24,7 @@ from swe_rl.batching.cp_split import place_rows, split
 from swe_rl.batching.layout import lay_out
 from swe_rl.ops.context_parallel import SCHEMES, ContextGroup
 from swe_rl.training.torch_backend import TorchBackend
-from swe_rl.types import PackedBatch
+from swe_rl.types import PackedBatch, TrainSample
 
 
 @dataclass(frozen=True)
@@ -46,13 +48,14 @@ def batches(layout: str) -> list[PackedBatch]:
     samples = [s for s in random_group(rng, size=6, vocab=4) if any(s.loss_mask)]
     samples = [replace(s, old_logprobs=[-rng.uniform(2.5, 5.5) if m else 0.0 for m in s.loss_mask]) for s in samples]
     found = lay_out(samples, max_tokens=48, layout=layout).batches
-    short = lay_out([replace(samples[0], loss_mask=[False] * 3 + [True], **_first_four(samples[0]))], max_tokens=48)
-    return [*found, *short.batches]
+    return [*found, *lay_out([shortened(samples[0], 4)], max_tokens=48).batches]
 
 
-def _first_four(sample: object) -> dict[str, list[object]]:
+def shortened(sample: TrainSample, length: int) -> TrainSample:
+    """Its first tokens, of which the last one trains."""
     names = ("input_ids", "rollout_logprobs", "advantages", "turn_ids", "token_weights", "old_logprobs")
-    return {name: getattr(sample, name)[:4] for name in names}
+    columns: dict[str, Any] = {name: getattr(sample, name)[:length] for name in names}
+    return replace(sample, loss_mask=[False] * (length - 1) + [True], **columns)
 
 
 def trainer(job: Job) -> TorchBackend:
@@ -79,26 +82,14 @@ def run(job: Job, rank: int, size: int) -> dict[str, Tensor]:
 
 
 def run_rank(folder: Path, rank: int, size: int) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder / f'store-{size}'}", rank=rank, world_size=size)
     found = [run(job, rank, size) for job in jobs()]
     if rank == 0:
         torch.save(found, folder / f"{size}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def main() -> None:
     folder, sizes = Path(sys.argv[1]), [int(size) for size in sys.argv[2:]]
-    torch.set_num_threads(1)
-    context = multiprocessing.get_context("fork")
-    for size in sizes:
-        ranks = [context.Process(target=run_rank, args=(folder, rank, size)) for rank in range(size)]
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join()
-        if any(process.exitcode for process in ranks):
-            sys.exit(1)
+    fork(folder, sizes, partial(run_rank, folder))
 
 
 if __name__ == "__main__":

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import context_gradients_worker as worker
 import pytest
 import torch
+from forked_ranks import start
 
 SIZES = (1, 2, 4)
 BOUNDS = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -17,13 +15,7 @@ BOUNDS = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 @pytest.fixture(scope="module")
 def folder_of_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder, here = tmp_path_factory.mktemp("ranks"), Path(worker.__file__)
-    paths = [str(here.parent), str(here.parents[1]), str(here.parents[2]), os.environ.get("PYTHONPATH", "")]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, str(here), str(folder), *map(str, SIZES)]
-    done = subprocess.run(command, env=env, stderr=subprocess.PIPE, text=True, timeout=550)
-    assert done.returncode == 0, done.stderr
-    return folder
+    return start(worker, tmp_path_factory.mktemp("ranks"), *SIZES)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from tree_groups import random_group
 
-from swe_rl.batching.cp_split import place_blocks, place_rows, split, visible_keys
+from swe_rl.batching.cp_split import place_blocks, place_rows, split, targets_of, visible_keys
 from swe_rl.batching.layout import lay_out
 from swe_rl.errors import ConfigError
 from swe_rl.ops import trie
@@ -116,5 +116,8 @@ def test_targets_travel_with_their_rows(layout: str, size: int) -> None:
             columns = (batch.labels, batch.advantages, batch.token_weights, batch.rollout_logprobs)
             want = list(zip(names, whole.tolist(), *(column.tolist() for column in columns), strict=True))
             assert sorted(found) == sorted(w for w, m in zip(want, trained.tolist(), strict=True) if m)
-            total = batch.num_sample_tokens or len(batch.input_ids)
-            assert sum(part.num_sample_tokens for part in parts) == total
+            total = len(batch.input_ids) if batch.num_sample_tokens is None else batch.num_sample_tokens
+            assert sum(part.num_sample_tokens or 0 for part in parts) == total
+            assert sum(part.num_tokens for part in parts) == len(batch.input_ids)
+            for rank, part in enumerate(parts):
+                assert torch.equal(batch.labels[targets_of(batch, rows, rank)], part.labels)

@@ -6,15 +6,16 @@ other; each works through `jobs(KIND)` and writes FOLDER/SIZE-RANK.pt. Ranks are
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 import sys
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from forked_ranks import fork
 from torch import Tensor
 
 from swe_rl.batching.cp_split import place_rows
@@ -92,24 +93,12 @@ def run(job: Job, rank: int, size: int) -> list[Tensor]:
 
 
 def run_rank(folder: Path, kind: str, rank: int, size: int) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder / f'store-{size}'}", rank=rank, world_size=size)
     torch.save([run(job, rank, size) for job in jobs(kind)], folder / f"{size}-{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def main() -> None:
     folder, kind, sizes = Path(sys.argv[1]), sys.argv[2], [int(size) for size in sys.argv[3:]]
-    torch.set_num_threads(1)
-    context = multiprocessing.get_context("fork")
-    for size in sizes:
-        ranks = [context.Process(target=run_rank, args=(folder, kind, rank, size)) for rank in range(size)]
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join()
-        if any(process.exitcode for process in ranks):
-            sys.exit(1)
+    fork(folder, sizes, partial(run_rank, folder, kind))
 
 
 if __name__ == "__main__":

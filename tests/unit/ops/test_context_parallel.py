@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import context_parallel_worker as worker
 import pytest
 import torch
+from forked_ranks import start
 from torch import Tensor
 
 from swe_rl import ops
@@ -22,20 +20,9 @@ SIZES = (1, 2, 4)
 BOUNDS = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 
-def start_ranks(folder: Path, kind: str, sizes: tuple[int, ...]) -> Path:
-    """Where the ranks of all sizes have written."""
-    here = Path(worker.__file__)
-    paths = [str(here.parent), str(here.parents[3]), os.environ.get("PYTHONPATH", "")]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, str(here), str(folder), kind, *map(str, sizes)]
-    done = subprocess.run(command, env=env, stderr=subprocess.PIPE, text=True, timeout=550)
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
 @pytest.fixture(scope="module")
 def folder_of_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return start_ranks(tmp_path_factory.mktemp("ranks"), "short", SIZES)
+    return start(worker, tmp_path_factory.mktemp("ranks"), "short", *SIZES)
 
 
 def reference(job: worker.Job, size: int) -> list[Tensor]:
@@ -78,7 +65,7 @@ def test_one_sequence_of_32768_on_two_ranks(tmp_path: Path) -> None:
         out.backward(grad)
         return [t.double() for t in (out.detach(), *(tensor.grad for tensor in inputs if tensor.grad is not None))]
 
-    check(start_ranks(tmp_path, "long", (2,)), "long", 2, one_process)
+    check(start(worker, tmp_path, "long", 2), "long", 2, one_process)
 
 
 def test_parts_of_the_keys_merge_to_the_whole() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +11,7 @@ import head_formulas as formulas
 import pytest
 import torch
 import vocab_parallel_worker as worker
+from forked_ranks import start
 from head_formulas import relative
 from torch import Tensor
 from vocab_parallel_worker import Job
@@ -53,13 +51,7 @@ def folder_of_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
     for size in SIZES:
         torch.save([asdict(job) for job in jobs(size)], folder / f"jobs-{size}.pt")
-    here = Path(worker.__file__)
-    paths = [str(here.parent), str(here.parents[3]), os.environ.get("PYTHONPATH", "")]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, str(here), str(folder), *map(str, SIZES)]
-    done = subprocess.run(command, env=env, stderr=subprocess.PIPE, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return folder
+    return start(worker, folder, *SIZES)
 
 
 def whole_answer(job: Job, size: int) -> tuple[formulas.Answer, dict[str, Tensor]]:

@@ -6,15 +6,16 @@ reads its jobs from FOLDER/jobs-SIZE.pt and writes FOLDER/SIZE-RANK.pt. Ranks ar
 
 from __future__ import annotations
 
-import multiprocessing
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import head_formulas as formulas
 import torch
 import torch.distributed as dist
+from forked_ranks import fork
 from torch import Tensor
 
 from swe_rl import ops
@@ -82,26 +83,13 @@ def run(job: Job, rank: int, size: int) -> dict[str, Any]:
 
 
 def run_rank(folder: Path, rank: int, size: int) -> None:
-    store = folder / f"store-{size}"
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     jobs = [Job(**fields) for fields in torch.load(folder / f"jobs-{size}.pt")]
     torch.save([run(job, rank, size) for job in jobs], folder / f"{size}-{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def main() -> None:
     folder, sizes = Path(sys.argv[1]), [int(size) for size in sys.argv[2:]]
-    torch.set_num_threads(1)
-    context = multiprocessing.get_context("fork")
-    for size in sizes:
-        ranks = [context.Process(target=run_rank, args=(folder, rank, size)) for rank in range(size)]
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join()
-        if any(process.exitcode for process in ranks):
-            sys.exit(1)
+    fork(folder, sizes, partial(run_rank, folder))
 
 
 if __name__ == "__main__":

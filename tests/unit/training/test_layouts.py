@@ -22,9 +22,29 @@ from swe_rl.training.layouts import laid_out
 
 @pytest.mark.parametrize(("layout", "tree"), [("sequence", False), ("tree", True), ("auto", True)])
 def test_the_key_decides_the_layout(layout: str, tree: bool) -> None:
-    keys = BatchingConfig(layout=layout, max_tokens_per_batch=64)
-    found = laid_out(random_group(random.Random(2), size=4), keys, backend=worker.Price(1e-6))
+    cfg = TrainConfig(batching=BatchingConfig(layout=layout, max_tokens_per_batch=64))
+    found = laid_out(random_group(random.Random(2), size=4), cfg, backend=worker.Price(1e-6))
     assert all((batch.target_rows is not None) == tree for batch in found.batches)
+
+
+@pytest.mark.parametrize("layout", ["sequence", "tree"])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_rows_that_one_rank_can_hold_are_not_shared(layout: str, ranks: int) -> None:
+    """Short samples one by one are packed for one rank, longer ones for all: no more of them than without."""
+    cfg = TrainConfig(batching=BatchingConfig(layout=layout, max_tokens_per_batch=48))
+    cfg.trainer.context_parallel = ranks
+    samples = random_group(random.Random(4), size=9)
+    found = laid_out(samples, cfg, backend=worker.Price())
+    share = 48 // ranks if ranks > 1 else 0
+    for batch in found.batches:
+        assert batch.alone == (len(batch.input_ids) <= share)
+    if layout == "sequence":
+        short = [len(s.input_ids) for s in samples if len(s.input_ids) <= share]
+        assert sum(len(batch.input_ids) for batch in found.batches if batch.alone) == sum(short)
+    values = [batch.labels.double() for batch in found.batches]
+    for sample, got in zip(samples, found.unpack(values, fill=-1.0), strict=True):
+        trained = [place for place, mask in enumerate(sample.loss_mask) if mask]
+        assert [got[place] for place in trained] == [sample.input_ids[place] for place in trained]
 
 
 @pytest.mark.parametrize("layout", ["sequence", "tree", "auto"])
