@@ -85,6 +85,7 @@ class SandboxSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     network: Literal["none"] = "none"
+    egress: tuple[str, ...] = ()  # "host:port" that may be reached all the same, through a proxy of the owner
     isolation: Literal["namespaces", "none"] = "namespaces"
     runtime: str = ""  # of containers: "runsc" for gVisor, whatever the engine knows; "" for its own choice
 

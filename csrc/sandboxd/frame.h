@@ -23,12 +23,13 @@ enum frame_type { /* requests, then answers */
     F_PING,
     F_SNAPSHOT,   /* asks for the upper directory; in a container for the work directory */
     F_ACK,        /* the F_RESULT with this id has arrived; in a container results are kept until then */
+    F_LISTEN,     /* u32 port: asks for a socket that listens there on the loopback of the sandbox */
     F_READY = 32,
     F_FAILED,     /* u32 errno, text: the sandbox could not be made */
     F_RESULT,     /* see send_result */
     F_CHUNK,      /* a piece of a file that is being read */
     F_PONG,       /* u32 processes alive beside the supervisor */
-    F_UPPER,      /* answer to F_SNAPSHOT, carries the descriptor */
+    F_PASSED,     /* answer to F_SNAPSHOT and F_LISTEN, carries the descriptor */
     F_ENDED,      /* text: why the sandbox ends by itself */
     F_HELLO,      /* first frame of a connection from a container: nonce, boot id */
 };

@@ -3,6 +3,7 @@
  * A command's processes carry its tag (child.c), so its whole tree can be killed, double forks and new sessions
  * included, while background jobs of earlier commands live on. Any way out of the loop ends the sandbox: the kernel
  * kills what is left in the PID namespace. */
+#include <netinet/in.h>
 #include <sys/signalfd.h>
 #include <sys/statfs.h>
 #include "sandboxd.h"
@@ -353,6 +354,18 @@ static void pong(uint32_t id) {
     send_frame(id, F_PONG, number, sizeof number);
 }
 
+/* What connects to it in here is accepted by the owner, out there: the one way out of a network without interfaces. */
+static void pass_listener(const struct frame *frame) {
+    uint32_t port = frame->len == 4 ? (uint32_t)frame->body[0] | (uint32_t)frame->body[1] << 8 : 0;
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    int yes = 1, fd = port ? socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0) : -1;
+    bool bad = fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    bad = bad || bind(fd, (struct sockaddr *)&address, sizeof address) || listen(fd, 64);
+    if (bad) refuse(frame->id, strerror(errno));
+    else send_descriptor(frame->id, F_PASSED, fd);
+    if (fd >= 0) close(fd);
+}
+
 static void handle(const struct frame *frame) {
     switch (frame->type) {
     case F_DATA: return add_data(frame);
@@ -362,7 +375,8 @@ static void handle(const struct frame *frame) {
             if (active(job) && job->id == frame->id) mark_killed(job, NONZERO);
         return;
     case F_PING: return pong(frame->id);
-    case F_SNAPSHOT: return send_descriptor(frame->id, F_UPPER, box->upper_fd);
+    case F_SNAPSHOT: return send_descriptor(frame->id, F_PASSED, box->upper_fd);
+    case F_LISTEN: return pass_listener(frame);
     case F_ACK: return forget_kept(frame->id);
     default: end("unknown request");
     }

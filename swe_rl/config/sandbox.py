@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import ipaddress
+import re
+from dataclasses import dataclass, field
 
 from swe_rl.config.bounds import Bounds
 from swe_rl.errors import ConfigError
@@ -24,6 +26,9 @@ class SandboxConfig:
     infra_retries: int = 2  # fresh sandboxes tried before a sample leaves its group
     grading_concurrency: int = 0  # sandboxes that grade at a time, beside those of agents; 0: two per core
     node_memory_mib: int = 0  # that a node's sandboxes may take together, by their limits; 0: all that it has
+    # "host:port" that agents may reach, through an HTTP proxy that refuses everything else (names are no patterns);
+    # empty: no network. Sandboxes that grade never have any.
+    egress: list[str] = field(default_factory=list)
     warm: int = 0  # sandboxes started ahead for the coming tasks, at most so many; containers gain most
     runtime: str = ""  # docker: runtime of the containers, as "runsc" (gVisor with --host-uds=open); "": the engine's
     daemon_calls: int = 6  # container backends: starts and ends in flight at the daemon
@@ -36,6 +41,28 @@ BOUNDS = Bounds(
 )
 
 
+_HOST = re.compile(r"(?!-)[a-z0-9-]+(\.[a-z0-9-]+)*\.?", re.ASCII)
+
+
+def egress_pair(entry: str) -> tuple[str, int]:
+    """(host in lower case, port) of "host:port" or "[IPv6]:port". ConfigError for anything else."""
+    host, _, port = entry.rpartition(":")
+    host = host.lower()
+    cure = f"sandbox.egress: {entry[:100]!r} must be host:port, as files.example.org:443; no patterns"
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536):
+        raise ConfigError(cure)
+    if host.startswith("[") and host.endswith("]"):
+        try:
+            return str(ipaddress.IPv6Address(host[1:-1])), int(port)
+        except ValueError:
+            raise ConfigError(cure) from None
+    if len(host) > 253 or not _HOST.fullmatch(host):
+        raise ConfigError(cure)
+    if host == "localhost":
+        raise ConfigError(f"sandbox.egress: {entry!r} is this machine: list its address, 127.0.0.1, if that is meant")
+    return host.rstrip("."), int(port)
+
+
 def validate_sandbox(cfg: SandboxConfig) -> None:
     """No key is set that the backend does not read. ConfigError names the key and the cure."""
     if cfg.image and cfg.isolation == "none":
@@ -44,6 +71,11 @@ def validate_sandbox(cfg: SandboxConfig) -> None:
         raise ConfigError(f"sandbox.runtime={cfg.runtime} does nothing for sandbox.backend={cfg.backend}: remove it")
     if cfg.backend == "docker" and cfg.isolation == "none":
         raise ConfigError("sandbox.isolation=none is for sandbox.backend=local: a container is isolated, so remove it")
+    for entry in cfg.egress:
+        egress_pair(entry)
+    if cfg.egress and (cfg.isolation == "none" or cfg.backend == "kubernetes"):
+        chosen = "backend=kubernetes" if cfg.backend == "kubernetes" else "isolation=none"
+        raise ConfigError(f"sandbox.egress does nothing for sandbox.{chosen}: use local or docker with namespaces")
     if cfg.backend == "local" and cfg.daemon_calls != SandboxConfig.daemon_calls:
         raise ConfigError(
             f"sandbox.daemon_calls={cfg.daemon_calls} does nothing for sandbox.backend=local, which has no daemon: "

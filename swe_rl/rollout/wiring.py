@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -45,12 +45,12 @@ class Pool(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GradingLane:
-    """A pool as grading sees it: its leases wait in a lane of their own, behind no agent."""
+    """A pool as grading sees it: its leases wait in a lane of their own, behind no agent, and reach no network."""
 
     pool: Pool
 
     def lease(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
-        return self.pool.lease(spec, lane=GRADING)
+        return self.pool.lease(replace(spec, egress=()), lane=GRADING)
 
 
 def sandbox_pool(cfg: SandboxConfig, *, run_id: str = "") -> SandboxPool:
@@ -156,6 +156,7 @@ def sandbox_spec(task: Task, cfg: SandboxConfig, *, trees: str | Path) -> Sandbo
         backend=cfg.backend,  # type: ignore[arg-type]  # validated with the configuration
         image=cfg.image,
         runtime=cfg.runtime,
+        egress=tuple(cfg.egress),
         limits=limits,
         isolation=cfg.isolation,  # type: ignore[arg-type]
     )

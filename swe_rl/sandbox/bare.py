@@ -71,6 +71,8 @@ class BareSandbox:
         if self.spec.readonly_mounts:
             place = self.spec.readonly_mounts[0][1]
             raise ConfigError(f"sandbox.isolation=none cannot show {place}, which this task needs: use namespaces")
+        if self.spec.egress:
+            raise ConfigError("sandbox.isolation=none has the network of this machine: sandbox.egress needs namespaces")
         warnings.warn(_WARNING, stacklevel=2)
         try:
             await asyncio.to_thread(self._make_root)

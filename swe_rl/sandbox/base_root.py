@@ -21,7 +21,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from swe_rl.sandbox import wire
+from swe_rl.sandbox import egress, wire
 from swe_rl.sandbox.cgroup import cpu_limit
 from swe_rl.sandbox.oci import Image, ImageStore, default_store
 from swe_rl.types import SandboxSpec
@@ -100,21 +100,21 @@ def environment(spec: SandboxSpec) -> dict[str, str]:
     """The whole environment of a command. Nothing of the owner's environment is in it."""
     if spec.image:
         return _image_environment(default_store().find(spec.image), spec)
-    return {"PATH": _search_path(), **_ENV, **_THREADS, **spec.env}
+    return {"PATH": _search_path(), **_ENV, **_THREADS, **egress.variables(spec), **spec.env}
 
 
 def container_environment(own: Mapping[str, str], spec: SandboxSpec, *, user: str, home: str) -> dict[str, str]:
     """The same in a container whose image sets `own`."""
     kept = {name: value for name, value in _ENV.items() if name not in _OF_BASE_ROOT}
     account = {"HOME": home, "USER": user, "LOGNAME": user}
-    return {"PATH": _IMAGE_PATH, **kept, **own, **account, **_THREADS, **spec.env}
+    return {"PATH": _IMAGE_PATH, **kept, **own, **account, **_THREADS, **egress.variables(spec), **spec.env}
 
 
 def _image_environment(image: Image, spec: SandboxSpec) -> dict[str, str]:
     kept = {name: value for name, value in _ENV.items() if name not in _OF_BASE_ROOT}
     own = dict(text.partition("=")[::2] for text in image.env if "=" in text)
     given = {"PATH": _IMAGE_PATH, "HOME": image.home, "SHELL": image.shell, **kept, **_IDENTITY}
-    return {**given, **own, **_THREADS, **spec.env}
+    return {**given, **own, **_THREADS, **egress.variables(spec), **spec.env}
 
 
 @functools.cache

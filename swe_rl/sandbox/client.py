@@ -19,6 +19,7 @@ from typing import Self
 from swe_rl.errors import ConfigError, SandboxError, SandboxLost
 from swe_rl.sandbox import wire
 from swe_rl.sandbox.channel import Channel
+from swe_rl.sandbox.egress import PORT, EgressProxy
 from swe_rl.types import ExecResult, SandboxSpec
 
 REPLY_MARGIN_S = 15.0  # the supervisor enforces the limits; this guards against the supervisor itself
@@ -53,6 +54,7 @@ class SandboxClient(ABC):
         self._channel: Channel | None = None
         self._ended = ""  # why, once it has
         self._from_inside = False  # see errors.SandboxLost
+        self._egress: EgressProxy | None = None
 
     async def start(self, *, copy_from: int | None = None) -> Self:
         """Starts it and waits until it is ready. `copy_from` is a descriptor of a directory to begin with a copy of.
@@ -63,6 +65,7 @@ class SandboxClient(ABC):
         self._check_spec()
         try:
             await self._start(copy_from)
+            await self._open_egress()
         except TimeoutError as err:
             await asyncio.shield(self.close())
             raise SandboxError(f"the sandbox was not ready after {self.ready_s:.0f} s") from err
@@ -157,10 +160,23 @@ class SandboxClient(ABC):
 
     async def _snapshot(self) -> int:
         """A descriptor of what was written under `workdir`; the caller closes it."""
-        request = await self._call(wire.SNAPSHOT, b"", limit_s=FILE_S)
-        if request.descriptor < 0:
-            raise SandboxError("no descriptor is free for a fork: raise the limit of open files (ulimit -n)")
-        return request.descriptor
+        return await self._descriptor(wire.SNAPSHOT, b"")
+
+    async def _open_egress(self) -> None:
+        """The way to the hosts that the spec allows; none without any."""
+        if self.spec.egress:
+            listener = await self._descriptor(wire.LISTEN, wire.listen_body(PORT))
+            self._egress = EgressProxy(listener, self.spec.egress)
+
+    async def _descriptor(self, kind: int, body: bytes) -> int:
+        """One that the supervisor passes; the caller closes it."""
+        request = await self._call(kind, body, limit_s=FILE_S)
+        if request.descriptor >= 0:
+            return request.descriptor
+        if request.reply.result().kind == wire.RESULT:
+            why = wire.parse_result(request.answer).stderr.decode(errors="replace")
+            raise SandboxError(f"the supervisor has no socket for the allowed hosts: {why}")
+        raise SandboxError("no descriptor is free: raise the limit of open files (ulimit -n)")
 
     async def _file_call(self, kind: int, path: str, data: bytes | None) -> Request:
         name = wire.encoded(path)
@@ -213,7 +229,7 @@ class SandboxClient(ABC):
             self._ended = self._ended or f"the sandbox ended: {frame.body.decode(errors='replace')}"
             return
         request = self._requests.get(frame.request_id)
-        if frame.kind == wire.UPPER and self._channel is not None and self._channel.passed_fds:
+        if frame.kind == wire.PASSED and self._channel is not None and self._channel.passed_fds:
             descriptor = self._channel.passed_fds.popleft()
             if request is None or request.reply.done():
                 os.close(descriptor)
@@ -227,6 +243,9 @@ class SandboxClient(ABC):
             request.reply.set_result(frame)
 
     def _fail_requests(self) -> None:
+        """With the sandbox its requests end, and its way out."""
+        if self._egress is not None:
+            self._egress.close()
         for request in self._requests.values():
             if not request.reply.done():
                 request.reply.set_exception(SandboxLost(self._ended, from_inside=self._from_inside))

@@ -17,6 +17,7 @@ What stands in the way, each with the test of that name in tests/unit/sandbox/te
     nests namespaces                none may be made: user.max_user_namespaces = 0, the filter          [nesting]
     makes or opens devices          no mknod; six harmless ones in /dev                                 [devices]
     sends data out                  a network namespace with loopback only, abstract sockets included   [network]
+    reaches more than listed hosts  a proxy of the owner resolves and opens what is listed, no more     [egress]
     sees or signals neighbours      PID, IPC and UTS namespaces of its own                              [neighbours]
     ends or reads the supervisor    PID 1 takes no signal from inside and is closed to ptrace and /proc [supervisor]
     speaks in the supervisor's name no descriptor of it is inherited                                    [descriptors]
@@ -27,8 +28,9 @@ What stands in the way, each with the test of that name in tests/unit/sandbox/te
     leaves something to the next    a sandbox is used once, its mounts end with it                      [leftovers]
     reaches out while it is started links of an image are followed within it only                       [image_links]
 
-Not kept: a fault of the kernel that is reachable by allowed calls, side channels of caches and time, and an even share
-of the processor beyond what the scheduler gives. For those run the whole node in a virtual machine, or use containers
+Not kept: a fault of the kernel that is reachable by allowed calls, side channels of caches and time, what a host that
+is listed in SandboxSpec.egress does with what it is told, and an even share of the processor beyond what the scheduler
+gives. For those run the whole node in a virtual machine, or use containers
 with gVisor. What this machine cannot enforce exactly is named once and shown by `swe-rl doctor` (enforcement.py).
 """
 

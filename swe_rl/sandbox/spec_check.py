@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 
+from swe_rl.config.sandbox import egress_pair
 from swe_rl.errors import ConfigError, SandboxError
 from swe_rl.sandbox import wire
 from swe_rl.types import Limits, SandboxSpec
@@ -36,6 +37,8 @@ def check_spec(spec: SandboxSpec, *, no_workdir: Collection[str] = NO_WORKDIR) -
         _check_place("readonly_mounts", place, closed=(INSIDE,))
     _check_env(spec.env)
     _check_limits(spec.limits)
+    for entry in spec.egress:
+        egress_pair(entry)
     if len(spec.layers) > _MAX_LAYERS:
         raise ConfigError(f"SandboxSpec.layers has {len(spec.layers)} entries: merge some, at most {_MAX_LAYERS}")
     missing = [layer for layer in spec.layers if not os.path.isdir(layer)]

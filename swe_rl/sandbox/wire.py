@@ -10,8 +10,8 @@ from typing import get_args
 from swe_rl.errors import SandboxLost
 from swe_rl.types import ExecResult, Outcome
 
-SETUP, EXEC, DATA, KILL, PING, SNAPSHOT, ACK = 1, 2, 3, 4, 5, 6, 7
-READY, FAILED, RESULT, CHUNK, PONG, UPPER, ENDED, HELLO = 32, 33, 34, 35, 36, 37, 38, 39
+SETUP, EXEC, DATA, KILL, PING, SNAPSHOT, ACK, LISTEN = range(1, 9)
+READY, FAILED, RESULT, CHUNK, PONG, PASSED, ENDED, HELLO = 32, 33, 34, 35, 36, 37, 38, 39
 SHELL, READ, WRITE = 0, 1, 2
 MAX_BODY = 8 << 20  # bytes of one frame
 MAX_KEEP = 3 << 20  # bytes kept per output stream
@@ -52,6 +52,10 @@ def item(op: int, a: str, b: str | bytes = b"") -> bytes:
 def numbers(*, memory: int, pids: int, disk: int, lease_ms: int, owner: int, flags: int) -> bytes:
     """The head of a SETUP body."""
     return struct.pack("<6Q", memory, pids, disk, lease_ms, owner, flags)
+
+
+def listen_body(port: int) -> bytes:
+    return struct.pack("<I", port)
 
 
 def exec_body(

@@ -13,7 +13,8 @@ trusted. What it tries, what stands in the way, and the test in tests/contracts 
     gains rights                   no capability, no_new_privs, our system call filter beside the engine's; an ordinary
                                    user, or the image's where that owns the repository
                                    test_every_fault_ends_as_promised, test_an_image_that_brings_its_repository
-    reaches a network              no interface but loopback: test_every_fault_ends_as_promised
+    reaches a network              no interface but loopback: test_every_fault_ends_as_promised; of hosts only those
+                                   listed in SandboxSpec.egress: test_listed_hosts_and_no_others_are_reached
     reads secrets or neighbours    an environment made from nothing, namespaces of its own
                                    test_nothing_of_the_host_is_visible_and_secrets_stay_out,
                                    test_two_sandboxes_do_not_see_each_other
@@ -42,7 +43,8 @@ trusted. What it tries, what stands in the way, and the test in tests/contracts 
                                    test_engine_restarts_under_a_sandbox
 
 Not covered: a fault of the kernel that is reachable without rights (SandboxSpec.runtime="runsc" puts gVisor before it),
-and side channels. What this machine's engine cannot keep exactly is shown by `swe-rl doctor` (enforcement.py).
+side channels, and what a listed host does with what it is told. What this machine's engine cannot keep exactly is shown
+by `swe-rl doctor` (enforcement.py).
 """
 
 from swe_rl.sandbox.docker.engine import Engine

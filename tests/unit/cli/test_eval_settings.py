@@ -46,6 +46,7 @@ def made(*words: str) -> EvaluationConfig:
         (["eval.splits={heldout: 0}"], "eval.splits.heldout=0: give a number of tasks"),
         (["eval.splits={heldout: -1}", "task=dataset", "task.source=d"], "eval.splits.heldout=-1"),
         (["eval.base_tasks=3"], "eval.base_tasks=3 is a row of training runs"),
+        (["eval.every=3"], "eval.every is for training runs"),
         (["rollout.temperature=0", "eval.samples_per_task=4"], "rollout.temperature=0 gives eval.samples_per_task=4"),
         (["agent.max_turn_tokens=9999"], "agent.max_turn_tokens (9999) must be smaller"),
         (["eval.samples_per_task=0"], "eval.samples_per_task must be positive"),
@@ -190,11 +191,13 @@ def test_a_failure_of_an_import_leaves_no_task_behind(tmp_path: Path, monkeypatc
     pool_open = False
 
     @asynccontextmanager
-    async def pool(*given: object, **options: object) -> AsyncIterator[None]:
+    async def pool(*given: object, **options: object) -> AsyncIterator[Any]:
         nonlocal pool_open
         pool_open = True
-        yield
-        pool_open = False
+        try:
+            yield SimpleNamespace(snapshot=None)
+        finally:
+            pool_open = False
 
     monkeypatch.setattr(eval_import, "graded", grade)
     monkeypatch.setattr(wiring, "sandbox_pool", pool)

@@ -76,7 +76,7 @@ async def refused(sandbox: Sandbox, *commands: str) -> None:
 
 def test_every_line_of_the_threat_model_has_its_test() -> None:
     named = re.findall(r"\[(\w+)\]$", local.__doc__ or "", re.MULTILINE)
-    assert len(named) == len(set(named)) == 17
+    assert len(named) == len(set(named)) == 18
     assert [name for name in named if f"test_{name}" not in globals()] == []
 
 
@@ -175,6 +175,21 @@ async def test_network(sandbox: Sandbox) -> None:
         assert "swe-rl-threat" not in await out(sandbox, "cat /proc/net/unix")
     with socket.create_server(("127.0.0.1", 0)) as server:
         await refused(sandbox, f"exec 3<>/dev/tcp/127.0.0.1/{server.getsockname()[1]}")
+
+
+async def test_egress(spec: SandboxSpec) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listed, socket.create_server(("127.0.0.1", 0)) as other:
+        ports = [server.getsockname()[1] for server in (listed, other)]
+        ask = "exec 3<>/dev/tcp/127.0.0.1/3128; printf 'CONNECT {} HTTP/1.1\\r\\n\\r\\n' >&3; read -r x <&3; echo $x"
+        async with open_sandbox(replace(spec, egress=(f"127.0.0.1:{ports[0]}",))) as sandbox:
+            assert " 200 " in await out(sandbox, ask.format(f"127.0.0.1:{ports[0]}"))
+            for place in (f"127.0.0.1:{ports[1]}", f"localhost:{ports[0]}", f"127.1:{ports[0]}", "1.1.1.1:53"):
+                assert (await out(sandbox, ask.format(place))).split()[1] in ("403", "400")
+            await refused(sandbox, *(f"exec 3<>/dev/tcp/127.0.0.1/{port}" for port in ports))
+            assert (await out(sandbox, "cat /proc/net/dev")).count(":") == 1
+        other.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            other.accept()
 
 
 async def test_neighbours(sandbox: Sandbox, spec: SandboxSpec) -> None:

@@ -1,0 +1,207 @@
+"""The one way out of a sandbox: a proxy of the owner that connects to the listed hosts and to nothing else.
+
+A sandbox has a network namespace with loopback only, and that stays so. Where SandboxSpec.egress lists hosts, the
+supervisor makes a socket that listens on that loopback and passes it to the owner: what a command connects to in there
+is accepted out here, by an HTTP proxy that connects when "host:port" is listed. So nothing runs in the sandbox for it,
+no interface, route or name server is added, no right is needed, and it is the same in a container. Names are resolved
+out here, listed ones only. HTTP_PROXY and HTTPS_PROXY tell curl, pip, git and the like; others have no network.
+
+Grading never gets it (rollout/wiring.py): whether a patch works must not depend on what somebody serves today.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+from collections import Counter
+from collections.abc import Sequence
+
+from swe_rl.config.sandbox import egress_pair
+from swe_rl.types import SandboxSpec
+
+PORT = 3128  # in the sandbox, whose loopback is its own
+MAX_CONNECTIONS = 64  # of a sandbox at a time; further ones wait
+_HEAD_BYTES = 16 << 10
+_HEAD_S, _CONNECT_S, _LINGER_S, _PAUSE_S = 30.0, 20.0, 1.0, 0.1
+_PIECE = 64 << 10
+_HOP = (b"connection", b"proxy-connection", b"proxy-authorization", b"keep-alive", b"host")
+
+
+class _RefusedError(Exception):
+    """The status line and the reason that the client gets."""
+
+    def __init__(self, status: str, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+def variables(spec: SandboxSpec) -> dict[str, str]:
+    """What programs in the sandbox need to find the proxy; {} where the spec lists no host."""
+    if not spec.egress:
+        return {}
+    proxy, own = f"http://127.0.0.1:{PORT}", "localhost,127.0.0.1,::1"
+    found = {"HTTP_PROXY": proxy, "HTTPS_PROXY": proxy, "NO_PROXY": own}
+    return found | {name.lower(): value for name, value in found.items()}
+
+
+class EgressProxy:
+    """Serves one sandbox until `close`. Belongs to the event loop that is running when it is made."""
+
+    def __init__(self, listener: int, allowed: Sequence[str]) -> None:
+        """`listener`: descriptor of a listening TCP socket, which is the proxy's from now on."""
+        self._allowed = frozenset(egress_pair(entry) for entry in allowed)
+        self._loop = asyncio.get_running_loop()
+        self._listener = socket.socket(fileno=listener)
+        self._listener.setblocking(False)
+        self._tasks: set[asyncio.Task[None]] = set()  # one per connection from inside
+        self._writers: set[asyncio.StreamWriter] = set()  # of both sides
+        self.counts: Counter[str] = Counter()  # "opened", "refused"
+        self._listen()
+
+    def close(self) -> None:
+        """Ends the listening and every connection. Idempotent."""
+        if self._listener.fileno() >= 0:
+            self._loop.remove_reader(self._listener.fileno())
+            self._listener.close()  # held open, it would keep the network namespace
+        for task in self._tasks:
+            task.cancel()
+        for writer in self._writers:
+            writer.transport.abort()
+
+    def _listen(self) -> None:
+        if self._listener.fileno() >= 0:
+            self._loop.add_reader(self._listener.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:  # it hung up already, or no descriptor is free
+            self._loop.remove_reader(self._listener.fileno())
+            self._loop.call_later(_PAUSE_S, self._listen)
+            return
+        connection.setblocking(False)
+        task = self._loop.create_task(self._serve_one(connection), name="egress")
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        if len(self._tasks) >= MAX_CONNECTIONS:
+            self._loop.remove_reader(self._listener.fileno())
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._listen()
+
+    async def _serve_one(self, connection: socket.socket) -> None:
+        """One connection from inside. Whatever is wrong with it ends it, and nothing else."""
+        try:
+            reader, writer = await asyncio.open_connection(sock=connection, limit=_HEAD_BYTES)
+        except BaseException:
+            connection.close()
+            raise
+        self._writers.add(writer)
+        try:
+            await self._pass_on(reader, writer)
+        except _RefusedError as err:
+            self.counts["refused"] += 1
+            await _refuse(reader, writer, err)
+        except (OSError, ExceptionGroup, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # one of the two sides went away, or sent no request
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with asyncio.timeout(_HEAD_S):
+            head = await reader.readuntil(b"\r\n\r\n")
+        pair, first = _parse(head)
+        if pair not in self._allowed:
+            raise _RefusedError("403 Forbidden", f"{pair[0]}:{pair[1]} is not among the allowed hosts")
+        there, up = await _connect(*pair)
+        self._writers.add(up)
+        try:
+            self.counts["opened"] += 1
+            if first:
+                up.write(first)
+            else:
+                writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_pump(reader, up))
+                group.create_task(_pump(there, writer))
+        finally:
+            self._writers.discard(up)
+            up.close()
+
+
+async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, err: _RefusedError) -> None:
+    """Says why; what the client still sends is read, or the kernel would take the answer back."""
+    body = f"sandbox: {err}\n".encode()
+    writer.write(f"HTTP/1.1 {err.status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
+    with contextlib.suppress(OSError):  # TimeoutError is one
+        writer.write_eof()
+        async with asyncio.timeout(_LINGER_S):
+            while await reader.read(_PIECE):
+                pass
+
+
+def _parse(head: bytes) -> tuple[tuple[str, int], bytes]:
+    """((host, port), what is sent there first): b"" for CONNECT, else the request in the form that servers take."""
+    line, *fields = head[:-4].split(b"\r\n")
+    words = line.split(b" ")
+    if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
+        raise _RefusedError("400 Bad Request", "this is an HTTP proxy")
+    method, target, version = words
+    if method == b"CONNECT":
+        return _pair(target, ""), b""
+    scheme, _, rest = target.partition(b"://")
+    if scheme.lower() != b"http":
+        raise _RefusedError("400 Bad Request", "only http:// requests and CONNECT are passed on")
+    authority, slash, path = rest.partition(b"/")
+    kept = [field for field in fields if field.partition(b":")[0].strip().lower() not in _HOP]
+    lines = [b" ".join((method, slash + path or b"/", version)), b"Host: " + authority, b"Connection: close", *kept]
+    return _pair(authority, ":80"), b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+def _pair(authority: bytes, default: str) -> tuple[str, int]:
+    text = authority.decode("latin-1")
+    has_port = text.rpartition(":")[2].isdigit() and not text.endswith("]")
+    try:
+        return egress_pair(text if has_port else text + default)
+    except ValueError as err:
+        raise _RefusedError("400 Bad Request", f"{text[:100]!r} is no host and port") from err
+
+
+async def _connect(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """To an address of the host that is not of this machine or its link, unless it is listed as that address: a name
+    may be anybody's, who may point it at services that trust whoever is here."""
+    try:
+        async with asyncio.timeout(_CONNECT_S):
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            addresses = list(dict.fromkeys(str(item[4][0]) for item in found))
+            last: Exception = OSError("it has no address that may be used")
+            for address in addresses:
+                if address != host and _is_near(address):
+                    continue
+                try:
+                    return await asyncio.open_connection(address, port, limit=_PIECE)
+                except OSError as err:
+                    last = err
+            raise last
+    except (OSError, UnicodeError) as err:  # TimeoutError is an OSError
+        raise _RefusedError("502 Bad Gateway", f"{host}:{port} cannot be reached: {err or 'no answer'}") from err
+
+
+def _is_near(address: str) -> bool:
+    found = ipaddress.ip_address(address.partition("%")[0])
+    mapped = getattr(found, "ipv4_mapped", None)
+    real = mapped or found
+    return real.is_loopback or real.is_link_local or real.is_unspecified or real.is_multicast
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Until the end of one direction; the other may go on."""
+    while data := await reader.read(_PIECE):
+        writer.write(data)
+        await writer.drain()
+    if writer.can_write_eof():
+        writer.write_eof()

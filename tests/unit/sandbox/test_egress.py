@@ -1,0 +1,162 @@
+"""The proxy that allowed hosts are reached by: what it takes for a host, which addresses it will not touch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import Any
+
+import pytest
+
+from swe_rl.cli.hydra_entry import compose_config
+from swe_rl.config import SandboxConfig, TrainConfig, validate
+from swe_rl.config.sandbox import egress_pair, validate_sandbox
+from swe_rl.errors import ConfigError
+from swe_rl.rollout.wiring import GradingLane
+from swe_rl.sandbox import egress, open_sandbox
+from swe_rl.sandbox.egress import EgressProxy
+from swe_rl.types import SandboxSpec
+
+
+@pytest.mark.parametrize(
+    ("entry", "pair"),
+    [
+        ("files.Example.org:443", ("files.example.org", 443)),
+        ("files.example.org.:80", ("files.example.org", 80)),
+        ("10.0.0.7:8080", ("10.0.0.7", 8080)),
+        ("[2001:DB8::1]:443", ("2001:db8::1", 443)),
+    ],
+)
+def test_hosts_and_ports(entry: str, pair: tuple[str, int]) -> None:
+    assert egress_pair(entry) == pair
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        *("", "host", "host:", "host:0", "host:65536", "host:x", ":443", "*.example.org:443", "a b:1", "http://a:80"),
+        *("a..b:1", "a/b:1", "user@host:1", "[::1:443", "[zz]:1", "host:٤٤٣", "-a:1", "a" * 300 + ":1", "localhost:80"),
+    ],
+)
+def test_what_is_no_host_and_port_is_refused(entry: str) -> None:
+    with pytest.raises(ConfigError, match=r"sandbox\.egress: "):
+        egress_pair(entry)
+
+
+def test_settings() -> None:
+    cfg = compose_config(TrainConfig, "train", ["experiment=smoke", "sandbox.egress=['files.example.org:443']"])
+    validate(cfg)
+    assert list(cfg.sandbox.egress) == ["files.example.org:443"]
+    for wrong in ({"isolation": "none"}, {"backend": "kubernetes"}, {"egress": ["files.example.org"]}):
+        with pytest.raises(ConfigError, match=r"sandbox\.egress"):
+            validate_sandbox(SandboxConfig(**{"egress": ["a:1"], **wrong}))  # type: ignore[arg-type]
+
+
+async def test_a_sandbox_without_a_network_of_its_own_is_refused() -> None:
+    with pytest.raises(ConfigError, match="needs namespaces"):
+        async with open_sandbox(SandboxSpec(isolation="none", egress=("a:1",))):
+            pass
+    with pytest.raises(ConfigError, match="must be host:port"):
+        async with open_sandbox(SandboxSpec(egress=("a",))):
+            pass
+
+
+def test_grading_has_no_network() -> None:
+    class Pool:
+        def lease(self, spec: SandboxSpec, *, lane: str) -> SandboxSpec:
+            return spec
+
+    assert GradingLane(Pool()).lease(SandboxSpec(egress=("a:1",))).egress == ()  # type: ignore[arg-type, attr-defined]
+
+
+async def talk(port: int, request: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    try:
+        return await asyncio.wait_for(reader.read(), 10)
+    finally:
+        writer.close()
+
+
+class Running:
+    """A proxy that listens on this machine's loopback."""
+
+    def __init__(self, *allowed: str) -> None:
+        self.allowed = allowed
+
+    async def __aenter__(self) -> tuple[EgressProxy, int]:
+        listener = socket.create_server(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        self.proxy = EgressProxy(listener.detach(), self.allowed)
+        return self.proxy, port
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.proxy.close()
+        self.proxy.close()
+
+
+async def test_a_name_does_not_lead_to_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever owns a listed name may point it anywhere: at what listens here, or at the metadata of a cloud."""
+    async with Running("inside.example:80", "127.0.0.1:1") as (_, port):
+        loop = asyncio.get_running_loop()
+        for address in ("127.0.0.1", "169.254.169.254", "::1", "fe80::1%1", "0.0.0.0", "::ffff:127.0.0.1"):
+
+            async def found(host: str, *given: Any, address: str = address, **options: Any) -> list[Any]:
+                return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address if host.startswith("in") else host, 80))]
+
+            monkeypatch.setattr(loop, "getaddrinfo", found)
+            answer = await talk_raw(port, b"CONNECT inside.example:80 HTTP/1.1\r\n\r\n")
+            assert answer.startswith(b"HTTP/1.1 502 Bad Gateway"), address
+            assert b"no address that may be used" in answer
+
+
+async def talk_raw(port: int, request: bytes) -> bytes:
+    """Without asking for an address."""
+    loop = asyncio.get_running_loop()
+    with socket.socket() as sock:
+        sock.setblocking(False)
+        await loop.sock_connect(sock, ("127.0.0.1", port))
+        await loop.sock_sendall(sock, request)
+        data = b""
+        while piece := await asyncio.wait_for(loop.sock_recv(sock, 4096), 10):
+            data += piece
+        return data
+
+
+async def test_only_listed_names_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question about a name leaves the machine as well."""
+    asked: list[str] = []
+
+    async def connect(host: str, port: int) -> Any:
+        asked.append(host)
+        raise egress._RefusedError("502 Bad Gateway", "nothing here")
+
+    monkeypatch.setattr(egress, "_connect", connect)
+    async with Running("allowed.example:443") as (proxy, port):
+        others = ("secret.evil.example:443", "allowed.example:80", "allowed.example.evil:443")
+        for target in (*others, "ALLOWED.example.:443"):
+            await talk(port, f"CONNECT {target} HTTP/1.1\r\n\r\n".encode())
+        assert asked == ["allowed.example"]
+        for request in (b"GET http://user@allowed.example:443/ HTTP/1.1", b"GET https://allowed.example:443/ HTTP/1.1"):
+            assert b"400 Bad Request" in await talk(port, request + b"\r\n\r\n")
+        assert b"400 Bad Request" in await talk(port, b"GET / HTTP/1.1\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            assert await talk(port, b"x" * 40_000) == b""  # no end of a head
+        assert proxy.counts == {"refused": 7}
+        assert asked == ["allowed.example"]
+
+
+async def test_connections_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(egress, "MAX_CONNECTIONS", 2)
+    async with Running("a.example:1") as (proxy, port):
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        while len(proxy._tasks) < 2:
+            await asyncio.sleep(0.01)
+        third = asyncio.ensure_future(talk(port, b"CONNECT a.example:2 HTTP/1.1\r\n\r\n"))
+        await asyncio.sleep(0.1)
+        assert not third.done()
+        assert len(proxy._tasks) == 2
+        held[0][1].close()
+        assert b"403 Forbidden" in await third
+        held[1][1].close()
