@@ -112,7 +112,7 @@ class PlatformWheel(bdist_wheel):
 setup(
     packages=[*find_packages(include=["swe_rl", "swe_rl.*"]), "swe_rl.kernels", "swe_rl.conf"],
     package_dir={"swe_rl.kernels": "kernels/triton_ops", "swe_rl.conf": "conf"},
-    package_data={"swe_rl.conf": ["**/*.yaml"], "swe_rl": ["py.typed", "agents/prompts/*"]},
+    package_data={"swe_rl.conf": ["**/*.yaml", "launch/*"], "swe_rl": ["py.typed", "agents/prompts/*"]},
     include_package_data=False,
     distclass=PlatformDistribution,
     cmdclass={"build_py": BuildWithNative, "bdist_wheel": PlatformWheel},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,6 @@ ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 
 # group -> (backends that have a schema, so that recipes are complete, but cannot run yet; what to choose instead)
 NOT_BUILT = {
-    "trainer": (("megatron",), "trainer=adamw"),
     "sandbox": (("kubernetes",), "sandbox=local"),
 }
 
@@ -34,6 +34,8 @@ def check_backends(cfg: TrainConfig) -> None:
             raise ConfigError(
                 f"{group}.backend={backend} cannot run yet: choose {instead} (--cfg job prints the recipe all the same)"
             )
+    if cfg.trainer.backend == "megatron":
+        _check_megatron(cfg)
     for phase in cfg.phases:
         if phase.data == "judged_rollouts":
             raise ConfigError(f"phases.{phase.name}.data=judged_rollouts is a verifier: use swe-rl verify train")
@@ -52,6 +54,24 @@ def _check_adapters(cfg: TrainConfig) -> None:
             )
 
 
+def _check_megatron(cfg: TrainConfig) -> None:
+    """ConfigError for what the Megatron trainer does not have, or when megatron-core is not there."""
+    if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.core") is None:
+        raise ConfigError(
+            "trainer.backend=megatron needs megatron-core: pip install 'swe-rl[megatron]', or choose trainer=adamw"
+        )
+    if cfg.model.lora_rank:
+        raise ConfigError(
+            f"model.lora_rank={cfg.model.lora_rank}: trainer.backend=megatron trains whole weights, set it to 0"
+        )
+    for phase in cfg.phases:
+        if phase_config(cfg, phase).algo.advantage == "gae":
+            raise ConfigError(
+                f"phases.{phase.name}: algo.advantage=gae needs a value head, which trainer.backend=megatron lacks: "
+                "choose another advantage, or trainer=adamw"
+            )
+
+
 def check_cluster(cfg: ClusterConfig, *, world_size: int) -> None:
     """Raises ConfigError if the processes that were started are not those that the recipe was made for."""
     wanted = cfg.num_nodes * cfg.gpus_per_node
@@ -66,6 +86,10 @@ def check_counts(cfg: TrainConfig, *, num_tasks: int, world_size: int) -> None:
     """Raises ConfigError if a phase wants more training tasks at once than there are, or fewer than ranks, and if the
     ranks do not fall into context groups."""
     check_context(cfg.trainer, world_size=world_size)
+    if cfg.trainer.backend == "megatron":
+        from swe_rl.training.megatron.grid import grid_sizes
+
+        grid_sizes(cfg.trainer, world_size=world_size)
     for phase in cfg.phases:
         key = "tasks_per_step" if phase.data == "rollouts" else "num_tasks"
         wanted = getattr(phase, key)

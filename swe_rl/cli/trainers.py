@@ -7,7 +7,15 @@ from typing import Any
 import torch
 
 from swe_rl.config import TrainConfig
+from swe_rl.models.loading import has_files
 from swe_rl.training.torch_backend import TorchBackend
+
+
+def reads_weights(cfg: TrainConfig) -> bool:
+    """Whether the trainer reads weights from the files of model.name itself, so that no process holds all of them. An
+    engine in this process and init_weights need the whole model."""
+    whole = cfg.engine.backend == "embedded" or bool(cfg.init_weights) or not has_files(cfg.model.name)
+    return cfg.trainer.backend == "megatron" and not whole
 
 
 def open_trainer(cfg: TrainConfig, model: Any, *, device: torch.device) -> Any:

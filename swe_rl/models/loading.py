@@ -43,6 +43,39 @@ def load_model(
     return _load_pretrained(str(Path(cfg.name).expanduser()) if _looks_like_path(cfg.name) else cfg.name)
 
 
+def model_without_weights(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    """As load_model of a directory or a hub name, but parameters are on the meta device: a trainer whose ranks hold
+    parts of a model reads those from the files itself. model.config.name_or_path is the directory of the files.
+
+    Raises ConfigError as load_model.
+    """
+    from huggingface_hub import snapshot_download
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    register()
+    try:
+        directory = str(Path(name).expanduser()) if _looks_like_path(name) else snapshot_download(name)
+        config = AutoConfig.from_pretrained(directory)
+        check_supported(config, name)
+        with torch.device("meta"):
+            model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=PACKED)
+        tokenizer: Any = AutoTokenizer.from_pretrained(directory)
+    except (OSError, ValueError) as err:
+        if isinstance(err, ConfigError):
+            raise
+        reason = " ".join(str(err).split())
+        raise ConfigError(f"model.name={name!r} cannot be loaded: {reason[:300]}") from err
+    body = model.base_model
+    body.rotary_emb = type(body.rotary_emb)(config=model.config)  # its table is computed, not loaded
+    model.config.use_cache, model.config.name_or_path = False, directory
+    return model.eval(), tokenizer
+
+
+def has_files(name: str) -> bool:
+    """Whether model.name stands for files of weights, rather than a model that is made here."""
+    return name not in ("nano", SMOLLM2_NAME)
+
+
 def _looks_like_path(name: str) -> bool:
     return name.startswith(("/", ".", "~")) or name.count("/") > 1 or Path(name).is_dir()
 

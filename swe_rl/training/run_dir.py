@@ -26,6 +26,10 @@ from omegaconf import OmegaConf
 from swe_rl.errors import ConfigError
 
 FREE_ON_RESUME = ("resume", "run_dir", "threads")  # the keys that a resumed run may have otherwise
+LAYOUT_KEYS = (  # as well: how Megatron's ranks share the model changes no number, and a checkpoint fits every layout
+    *("tensor_parallel", "context_parallel", "pipeline_parallel", "expert_parallel"),
+    *("offload", "activation_checkpointing"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +108,11 @@ def _check_same(run_dir: Path, config_yaml: str, *, world_size: int) -> None:
         )
     before = _flat(OmegaConf.to_container(OmegaConf.create((run_dir / "config.yaml").read_text())))
     now = _flat(OmegaConf.to_container(OmegaConf.create(config_yaml)))
+    megatron = now.get("trainer.backend") == before.get("trainer.backend") == "megatron"
+    free_layout = {f"trainer.{key}" for key in LAYOUT_KEYS} if megatron else set()
     for key in [*now, *(key for key in before if key not in now)]:
-        if key.split(".")[0] not in FREE_ON_RESUME and before.get(key) != now.get(key):
+        free = key.split(".")[0] in FREE_ON_RESUME or key in free_layout
+        if not free and before.get(key) != now.get(key):
             raise ConfigError(
                 f"resume=true: {key}={now.get(key)} is {before.get(key)} in the run in {run_dir}: "
                 "repeat its settings, or start a new run"

@@ -47,6 +47,7 @@ DEEPSWE = {
     "trainer.schedule": "constant",
     "trainer.weight_decay": 0.01,
     "trainer.max_grad_norm": 1.0,
+    "trainer.tensor_parallel": 4,  # ours
     "trainer.context_parallel": 8,  # Ulysses
     "trainer.offload": True,
     "trainer.activation_checkpointing": True,
@@ -71,6 +72,8 @@ DEEPSWE = {
 # arXiv:2511.16108 (SA-SWE-32B), where it differs.
 SKYRL = {
     "cluster.num_nodes": 2,
+    "trainer.tensor_parallel": 8,  # ours: with 2 ranks per row one copy of the model on 16 GPUs
+    "trainer.context_parallel": 2,
     "algo.dual_clip": 3.0,  # SkyRL's default for its dual clip
     "algo.clip_high": 0.28,
     "algo.stop_preset": "skyrl",
@@ -221,13 +224,9 @@ def test_an_evaluation_protocol_has_the_published_values(name: str, capsys: pyte
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["experiment=deepswe"], "trainer.backend=megatron cannot run yet: choose trainer=adamw"),
-        (["experiment=nebius"], "trainer.backend=megatron cannot run yet"),
+        (["experiment=deepswe"], "sandbox.backend=kubernetes cannot run yet: choose sandbox=local"),
+        (["experiment=nebius"], "sandbox.backend=kubernetes cannot run yet"),
         (["experiment=r2e_verifier"], "data=judged_rollouts"),
-        (
-            ["experiment=recipe_comparison_smoke", "trainer=megatron"],
-            "trainer.backend=megatron cannot run yet: choose trainer=adamw",
-        ),
         (["experiment=smoke", "sandbox=kubernetes"], "sandbox.backend=kubernetes cannot run yet"),
         (["experiment=smoke", "cluster=h100_2x8"], "are for 16 training processes, 1 were started"),
     ],

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +25,7 @@ from swe_rl.config import AlgoConfig, TrainerConfig
 from swe_rl.errors import CheckpointError, ConfigError, InvariantError
 from swe_rl.models.costs import pair_cost
 from swe_rl.models.rope import rope_from_config
+from swe_rl.training.megatron.convert import open_reader
 from swe_rl.training.megatron.core_attention import PackedCoreAttention
 from swe_rl.training.megatron.grid import Grid, open_grid
 from swe_rl.training.megatron.model import build_chunks
@@ -47,7 +49,8 @@ CLIP_EPS = 1e-6  # as torch.nn.utils.clip_grads_with_norm_
 class MegatronBackend:
     """Implements protocols.TrainerBackend. Collective: every rank calls every method, in one order.
 
-    Takes the weights of `model` and then leaves it without (`model` keeps config and rotary embedding). `dtype` is that
+    Takes the weights of `model` and then leaves it without (`model` keeps config and rotary embedding); of a model on
+    the meta device it reads what this rank holds from the files in model.config.name_or_path. `dtype` is that
     of the forward pass; masters are fp32 (fp64 for fp64). `policy_version` counts optimiser steps that moved the
     weights, `step` calls of train_step. Raises ConfigError for a layout or a model that cannot be.
     """
@@ -70,8 +73,11 @@ class MegatronBackend:
         self.grid: Grid = open_grid(cfg, device=self.device, virtual_pipeline=virtual_pipeline)
         self.shape = shape_from_config(model.config, name=model.config.name_or_path or "the model")
         self._build(cfg, self.dtype)
-        self._load(dict(model.named_parameters()))
-        _without_weights(model)
+        if any(param.is_meta for param in model.parameters()):
+            self._read(Path(str(model.config.name_or_path)))
+        else:
+            self._load(dict(model.named_parameters()))
+            _without_weights(model)
         self.layout_keys = _layout_keys(cfg)
         self.new_phase(cfg, algo=algo, objective=objective)
 
@@ -286,6 +292,12 @@ class MegatronBackend:
         for part in self.parts:
             self.masters.load(part, self.exchange.own_of(part.unit, weights).to(self.device))
 
+    def _read(self, directory: Path) -> None:
+        """The parts of this process from a directory of Hugging Face or of Megatron ranks, one unit in memory."""
+        with open_reader(directory) as reader:
+            for part in self.parts:
+                self.masters.load(part, self.exchange.own(part.unit, reader.read(part.unit)).to(self.device))
+
     @torch.no_grad()
     def _whole(self, value_of: Any, *, keep: bool = True, host: bool = False) -> dict[str, Tensor]:
         """Full tensors by Hugging Face name from this rank's shards, which value_of gives; {} without `keep`."""
@@ -293,8 +305,7 @@ class MegatronBackend:
         wide = torch.float64 if self.dtype == torch.float64 else torch.float32
         for unit in self.exchange.units():
             part = self.exchange.part(unit)
-            shard = None if part is None else value_of(part)
-            value = None if part is None else self.masters.whole_of(part, shard)
+            value = None if part is None else self.masters.whole_of(part, value_of(part))
             for name, tensor in zip(unit.hf, self.exchange.whole(unit, value, dtype=wide), strict=True):
                 if keep:
                     found[name] = tensor.cpu() if host else tensor

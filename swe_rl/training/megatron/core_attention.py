@@ -63,7 +63,7 @@ class PackedCoreAttention(nn.Module):
         self.layer_number, self.attn_mask_type = layer_number, attn_mask_type
         self.softmax_scale = softmax_scale
         self.attention_impl, self.rope_impl = attention_impl, rope_impl
-        self.context_group = pg_collection.cp if config.context_parallel_size > 1 else None
+        self.context_group: Any = pg_collection.cp if config.context_parallel_size > 1 else None
         self.head_dim = config.kv_channels
         self.set_rope(rope)
 

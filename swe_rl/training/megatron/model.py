@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swe_rl.config import TrainerConfig
+from swe_rl.errors import ConfigError
 from swe_rl.models.rope import rope_from_config
 from swe_rl.training.megatron import host_device
 from swe_rl.training.megatron.core_attention import layer_spec
@@ -30,12 +31,16 @@ def build_chunks(hf_config: Any, shape: ModelShape, grid: Grid, cfg: TrainerConf
     """The model chunks of this process, uninitialised, in `dtype`. ConfigError for a model that does not fit."""
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 
+    if shape.num_experts:
+        raise ConfigError(
+            f"model.name: a {shape.family} is a mixture of experts, which trainer.backend=megatron does not train: its "
+            "experts are one tensor in transformers' model and many in its files, choose a dense model"
+        )
     grid.layout.check(shape)
     config = transformer_config(hf_config, shape, grid, cfg, dtype=dtype)
     spec = layer_spec(
         rope=rope_from_config(hf_config),
         attention_impl=cfg.attention,
-        num_experts=shape.num_experts or None,
         qk_layernorm=shape.qk_norm,
         normalization="RMSNorm",
     )
@@ -66,8 +71,6 @@ def transformer_config(hf: Any, shape: ModelShape, grid: Grid, cfg: TrainerConfi
     from megatron.core.transformer import TransformerConfig
 
     options: dict[str, Any] = {}
-    if shape.num_experts:
-        options |= _expert_options(hf, shape, grid)
     if cfg.activation_checkpointing:
         options |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     if grid.layout.virtual_pipeline > 1:
@@ -87,7 +90,7 @@ def transformer_config(hf: Any, shape: ModelShape, grid: Grid, cfg: TrainerConfi
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,
         variable_seq_lengths=True,  # rows are as long as their documents
-        moe_token_dispatcher_type="alltoall",  # which alone allows that, with experts or without
+        moe_token_dispatcher_type="alltoall",  # which alone allows that, although there are no experts
         gated_linear_unit=True,
         activation_func=F.silu,
         normalization="RMSNorm",
@@ -105,20 +108,6 @@ def transformer_config(hf: Any, shape: ModelShape, grid: Grid, cfg: TrainerConfi
         perform_initialization=False,  # weights are loaded
         **options,
     )
-
-
-def _expert_options(hf: Any, shape: ModelShape, grid: Grid) -> dict[str, Any]:
-    """Softmax over the chosen experts equals softmax over all, renormalised, which norm_topk_prob asks for."""
-    return {
-        "num_moe_experts": shape.num_experts,
-        "moe_router_topk": shape.experts_per_token,
-        "moe_ffn_hidden_size": shape.expert_intermediate,
-        "moe_layer_freq": [int(shape.has_experts(layer)) for layer in range(shape.num_layers)],
-        "moe_router_pre_softmax": not hf.norm_topk_prob,
-        "moe_router_load_balancing_type": "none",
-        "expert_model_parallel_size": grid.layout.expert_parallel,
-        "expert_tensor_parallel_size": grid.tensor.size,
-    }
 
 
 def _use_row_norm(spec: Any, *, qk_norm: bool) -> None:
@@ -144,7 +133,7 @@ def gpt_class() -> Any:
     if has_hook():
         return GPTModel
 
-    class HeadGPTModel(GPTModel):  # type: ignore[misc]  # megatron-core has no types
+    class HeadGPTModel(GPTModel):
         head: Head
 
         def _postprocess(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:

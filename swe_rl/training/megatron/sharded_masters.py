@@ -107,15 +107,16 @@ class ShardedMasters:
 
     def squared_norms(self) -> dict[str, float]:
         """Of the whole gradient by group of modules, every parameter counted once. Collective over all ranks."""
-        sums: dict[str, float] = {}
+        sums: dict[str, Tensor] = {}
         for part in self.parts:
             grad = self.masters[part.key].grad
             if grad is None or part.tied_copy or (part.replicated and self.grid.tensor.rank):
                 continue
             group = module_group(part.unit.hf[0])
-            sums[group] = sums.get(group, 0.0) + float(grad.double().square().sum())
+            square = grad.square().sum(dtype=torch.float64)
+            sums[group] = sums[group] + square if group in sums else square
         names = sorted({name for found in mesh.gather_objects([sorted(sums)]) for name in found})
-        return dict(zip(names, mesh.all_reduce_sum([sums.get(name, 0.0) for name in names]), strict=True))
+        return dict(zip(names, mesh.all_reduce_sum([float(sums.get(name, 0.0)) for name in names]), strict=True))
 
     def scale_gradients(self, factor: float) -> None:
         for master in self.masters.values():

@@ -21,14 +21,14 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from swe_rl.batching.packing import pack_row
 from swe_rl.config import AlgoConfig, TrainerConfig
 from swe_rl.training.megatron.backend import MegatronBackend
 from swe_rl.types import PackedBatch, TrainSample
 
-VOCAB, RATE, DECAY, TEMPERATURE = 331, 1e-2, 0.1, 0.8
+VOCAB, RATE, DECAY, TEMPERATURE = 331, 1e-2, 0.1, 0.75  # which fp32 has exactly
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 SIZES: dict[str, Any] = {
@@ -41,13 +41,11 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 128,
     "use_cache": False,
 }
-MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
 CONFIGS = {
     "nano": Qwen3Config(**{**SIZES, "num_hidden_layers": 2}, head_dim=12, tie_word_embeddings=True),
     "qwen3": Qwen3Config(**SIZES, head_dim=12, tie_word_embeddings=False),
     "qwen2": Qwen2Config(**SIZES, tie_word_embeddings=False),
     "llama": LlamaConfig(**SIZES, tie_word_embeddings=True),
-    "moe": Qwen3MoeConfig(**SIZES, **MOE, head_dim=12, tie_word_embeddings=False),
 }
 ALGO = AlgoConfig(clip_low=CLIP_LOW, clip_high=CLIP_HIGH)
 
@@ -155,10 +153,18 @@ def share(rank: int, size: int) -> list[PackedBatch]:
     return [pack_row(row) for row in samples()[rank::size]]
 
 
-def make(case: dict[str, Any]) -> MegatronBackend:
+def make(case: dict[str, Any], folder: Path) -> MegatronBackend:
     cfg = TrainerConfig(backend="megatron", weight_decay=DECAY, learning_rate=RATE, max_grad_norm=1.0, **case["layout"])
-    model = model_of(case["family"], DTYPES[case["dtype"]])
-    return MegatronBackend(model, cfg, algo=ALGO, virtual_pipeline=case.get("virtual", 1))
+    dtype = DTYPES[case["dtype"]]
+    model = model_of(case["family"], dtype)
+    if case.get("stream"):  # this rank reads its own parts of the files
+        directory = folder / f"{case['name']}-model"
+        model.config.name_or_path = str(directory)
+        if dist.get_rank() == 0:
+            model.save_pretrained(directory)
+        dist.barrier()
+        model = model.to("meta")
+    return MegatronBackend(model, cfg, algo=ALGO, dtype=dtype, virtual_pipeline=case.get("virtual", 1))
 
 
 def errors(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> tuple[float, str]:
@@ -188,7 +194,7 @@ def logprob_error(rank: int, size: int, scored: list[Tensor], wanted: list[Tenso
 
 
 def measure(case: dict[str, Any], want: dict[str, Any], rank: int, size: int, folder: Path) -> dict[str, Any]:
-    backend, rows, first = make(case), share(rank, size), want["losses"][0]
+    backend, rows, first = make(case, folder), share(rank, size), want["losses"][0]
     found: dict[str, Any] = {"start": errors(backend.weights(), want["before"])[0]}
     if "from" in case:
         backend.load_state_dict(torch.load(folder / f"{case['from']}.pt"))

@@ -28,7 +28,7 @@ TOKENS = [181, 87]  # of all rows, trained
 
 
 def case(name: str, family: str, processes: int, dtype: str = "float64", **more: Any) -> dict[str, Any]:
-    options = {key: more.pop(key) for key in ("virtual", "from_") if key in more}
+    options = {key: more.pop(key) for key in ("virtual", "from_", "stream") if key in more}
     found = {"name": name, "family": family, "processes": processes, "dtype": dtype, "layout": more}
     return {**found, **{key.rstrip("_"): value for key, value in options.items()}}
 
@@ -38,7 +38,6 @@ CASES = [
     case("tp2-cp2-recompute", "qwen3", 4, **{T: 2, C: 2, "activation_checkpointing": True}),
     case("tp2-pp2-tied", "nano", 4, **{T: 2, P: 2}),
     case("pp2-interleaved", "llama", 2, virtual=2, **{P: 2}),
-    case("ep2", "moe", 2, **{E: 2}),
     case("dp4-offload", "qwen2", 4, offload=True),
     case("one", "qwen3", 1),
     case("dp2", "nano", 2),
@@ -46,11 +45,10 @@ CASES = [
     case("cp4", "qwen3", 4, **{C: 4}),
     case("pp2", "qwen2", 2, **{P: 2}),
     case("pp4", "qwen3", 4, **{P: 4}),
-    case("tp2-dp2", "qwen2", 4, **{T: 2}),
+    case("tp2-dp2-from-files", "qwen2", 4, stream=True, **{T: 2}),
     case("pp2-dp2-tied", "llama", 4, **{P: 2}),
     case("cp2-dp2", "nano", 4, **{C: 2}),
     case("cp2-pp2", "qwen2", 4, **{C: 2, P: 2}),
-    case("tp2-ep2", "moe", 4, **{T: 2, E: 2}),
     case("tp2-single", "llama", 2, "float32", **{T: 2}),
     case("one-single", "qwen3", 1, "float32"),
 ]
@@ -58,7 +56,6 @@ MOVES = [  # a checkpoint of one layout in another
     case("tp2-to-dp2", "nano", 2, from_="tp2"),
     case("dp4-to-pp2", "qwen2", 2, from_="dp4-offload", **{P: 2}),
     case("cp2-to-tp2", "llama", 2, from_="cp2", **{T: 2}),
-    case("ep2-to-one", "moe", 1, from_="ep2"),
 ]
 
 

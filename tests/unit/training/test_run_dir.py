@@ -68,3 +68,19 @@ def test_rollouts_of_a_phase_are_found_by_its_exact_name(tmp_path: Path) -> None
     (run.rollouts / "rank1").mkdir()
     (run.rollouts / "rank1" / "rl-000003.journal").touch()
     assert run.has_rollouts("rl")
+
+
+def test_a_megatron_run_may_resume_in_another_layout(tmp_path: Path) -> None:
+    def config(backend: str, tensor: int) -> str:
+        return f"trainer: {{backend: {backend}, tensor_parallel: {tensor}, learning_rate: 0.1}}\n"
+
+    run = str(tmp_path / "megatron")
+    open_run_dir(run, label="x", resume=False, config_yaml=config("megatron", 2), world_size=2)
+    open_run_dir(run, label="x", resume=True, config_yaml=config("megatron", 1), world_size=2)
+    changed = config("megatron", 1).replace("0.1", "0.2")
+    with pytest.raises(ConfigError, match=r"trainer\.learning_rate=0\.2 is 0\.1"):
+        open_run_dir(run, label="x", resume=True, config_yaml=changed, world_size=2)
+    run = str(tmp_path / "torch")
+    open_run_dir(run, label="x", resume=False, config_yaml=config("torch", 1))
+    with pytest.raises(ConfigError, match=r"trainer\.tensor_parallel=2 is 1"):
+        open_run_dir(run, label="x", resume=True, config_yaml=config("torch", 2))
