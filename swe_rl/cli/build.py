@@ -16,6 +16,7 @@ from swe_rl.agents.rendering import Renderer, make_renderer
 from swe_rl.cli.engines import contract_of, open_engine
 from swe_rl.cli.paths import cache_dir
 from swe_rl.cli.preflight import check_backends, check_cache, check_cluster, check_counts
+from swe_rl.cli.trainers import open_trainer, reads_weights
 from swe_rl.cli.verify_reward import load_verifier
 from swe_rl.config import PhaseConfig, TrainConfig, expand_rounds, phase_config
 from swe_rl.errors import CheckpointError, ConfigError
@@ -23,7 +24,7 @@ from swe_rl.evaluation.verifier_reward import VerifiedRunner
 from swe_rl.metrics import open_metrics
 from swe_rl.models import nano_corpus
 from swe_rl.models.adapters import adapt
-from swe_rl.models.loading import load_model
+from swe_rl.models.loading import load_model, model_without_weights
 from swe_rl.models.rope import set_rope, wanted_rope
 from swe_rl.protocols import Policy, Verifier
 from swe_rl.rollout.collector import Collector, Runner
@@ -48,7 +49,6 @@ from swe_rl.tasks.oracle import OracleDemonstrator
 from swe_rl.train_loop import Position, Run
 from swe_rl.training import checkpoint, mesh
 from swe_rl.training.run_dir import RunDir, open_run_dir
-from swe_rl.training.torch_backend import TorchBackend
 from swe_rl.training.weight_sync import WeightPublisher
 from swe_rl.types import Task, Trajectory
 
@@ -71,10 +71,11 @@ async def open_run(cfg: TrainConfig, *, label: str, config_yaml: str) -> AsyncIt
         renderer = make_renderer(tokenizer, thinking=cfg.agent.thinking, observations=cfg.agent.observations)
         check_cache(cfg, model.config, device=device)
         verifier = load_verifier(cfg, renderer, [*train_tasks, *(t for tasks in eval_tasks.values() for t in tasks)])
-        model.to(device)
+        if not reads_weights(cfg):
+            model.to(device)
         contract = partial(contract_of, model=model, tokenizer=tokenizer, stop_ids=renderer.stop_ids)
         engine = await stack.enter_async_context(open_engine(cfg, model, contract(cfg)))
-        backend = TorchBackend(model, cfg.trainer, algo=cfg.algo, device=device, dtype=getattr(torch, cfg.model.dtype))
+        backend = open_trainer(cfg, model, device=device)
         run_dir = name_run_dir(cfg, label=label, config_yaml=config_yaml)
         journal = Journal(run_dir.rollouts_of(share.rank, world_size=share.world_size))
         stack.callback(journal.close)
@@ -157,14 +158,18 @@ def load_task_sets(cfg: TrainConfig) -> tuple[list[Task], dict[str, list[Task]]]
 
 
 def load_policy(cfg: TrainConfig) -> tuple[Any, Any]:
-    """(transformers model in fp32, tokenizer), with the weights of `init_weights` where given."""
+    """(transformers model in fp32, tokenizer), with the weights of `init_weights` where given; without weights where
+    the trainer reads them itself."""
     game = GAMES.get(cfg.task.source)
-    model, tokenizer = load_model(
-        cfg.model,
-        cache_dir=cache_dir() / "models",
-        texts=game.texts() if game else nano_corpus.texts(cfg.agent.toolset),
-        whole_words=() if game else nano_corpus.whole_words(cfg.agent.toolset),
-    )
+    if reads_weights(cfg):
+        model, tokenizer = model_without_weights(cfg.model.name)
+    else:
+        model, tokenizer = load_model(
+            cfg.model,
+            cache_dir=cache_dir() / "models",
+            texts=game.texts() if game else nano_corpus.texts(cfg.agent.toolset),
+            whole_words=() if game else nano_corpus.whole_words(cfg.agent.toolset),
+        )
     for phase in cfg.phases:  # not hours later
         wanted_rope(model, phase_config(cfg, phase).model)
     set_rope(model, cfg.model)
