@@ -31,6 +31,8 @@ def _m(name: str, unit: str, reduction: str, meaning: str, over_steps: OverSteps
 
 
 METRICS: tuple[Metric, ...] = (
+    _m("eval/success", "share", "over all ranks", "pass@1 beside training (eval.every), by split and mode"),
+    _m("eval/stderr", "share", "clustered by task", "its standard error"),
     _m("train/loss", "loss", "sum of weighted tokens", "the loss that was differentiated"),
     _m("train/grad_norm", "norm", "of the global gradient", "before clipping; the model, without a value head"),
     _m("grad_norm/*", "norm", "of the global gradient", "of one kind of module, before clipping"),

@@ -7,9 +7,10 @@ from (sample_streams.py) and the objective. Synchronous training is asynchronous
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,8 @@ import torch
 from swe_rl.config import PhaseConfig, TrainConfig, phase_config
 from swe_rl.config.stop_presets import untested_reasons
 from swe_rl.errors import InvariantError
+from swe_rl.evaluation.benchmark import EvalResult
+from swe_rl.evaluation.beside import SideEvaluation
 from swe_rl.evaluation.heldout import evaluate_splits
 from swe_rl.evaluation.verifier_reward import HackingMonitor
 from swe_rl.inference.base import Engine
@@ -88,6 +91,7 @@ class Run:
     pending_state: Mapping[str, Any] | None = None  # trainer state of the checkpoint a resumed run starts from
     stopping: bool = False  # set by the first interrupt: finish the step, checkpoint, leave
     collector: Collector | None = None  # the one at work
+    beside: SideEvaluation | None = None  # evaluates at chosen steps of the phase under way
     monitor: HackingMonitor = field(default_factory=HackingMonitor)  # of a verifier in the reward
 
     def drain(self) -> None:
@@ -95,6 +99,8 @@ class Run:
         self.stopping = True
         if self.collector is not None:
             self.collector.drain()
+        if self.beside is not None:
+            self.beside.drain()
 
     def use(self, collector: Collector) -> Collector:
         """Makes this the collector that an interrupt drains, also an interrupt that came before it."""
@@ -191,16 +197,19 @@ async def run_steps(run: Run, phase: PhaseConfig, cfg: TrainConfig) -> bool:
     first = run.position.step
     if phase.data == "rollouts":
         await probe_parity(run, cfg)
-    async with aclosing(stream) as steps:
+    async with aclosing(stream) as steps, evaluating_beside(run, phase, cfg):
         while (batch := await next_step(run, phase, steps)) is not None:
             rate = learning_rate(cfg.trainer, batch.step, total_steps=num_steps)
             stats = await optimize(run, phase, cfg, batch, rate)
             if phase.data == "rollouts" and batch.step == first:
                 check_agreement(stats[0], cfg, on_policy=first == 0 or cfg.rollout.max_staleness == 0)
+            await end_side_evaluation(run, phase)
             await run.publisher.publish()
             await record(run, phase, batch, stats, num_steps)
             if cfg.engine.parity_every and run.position.step % cfg.engine.parity_every == 0:
                 await probe_parity(run, cfg)
+            begin_side_evaluation(run, phase)
+        await end_side_evaluation(run, phase)
     return run.position.step >= num_steps
 
 
@@ -252,6 +261,7 @@ async def optimize(run: Run, phase: PhaseConfig, cfg: TrainConfig, batch: StepSa
         return run.backend.train_step(packed, learning_rate=rate)
 
     if cfg.engine.layout == "colocated":
+        await end_side_evaluation(run, phase)
         await run.engine.rest()  # the update after this step wakes it
     plan = await mesh.in_thread(optimizer_steps, batch.samples, phase, cfg, step=batch.step, backend=run.backend)
     stats = [await mesh.in_thread(step, samples) for samples in plan.parts]
@@ -351,6 +361,69 @@ def export(run: Run, directory: Path) -> None:
         if adapters:
             export_adapters(directory / "adapter", run.backend.model, adapters, base=run.cfg.model.name)
     mesh.barrier()
+
+
+@asynccontextmanager
+async def evaluating_beside(run: Run, phase: PhaseConfig, cfg: TrainConfig) -> AsyncIterator[None]:
+    """Evaluations at the steps of a phase that eval.every names; that of the step a resumed run is at, where it was
+    not finished. Collective at the start."""
+    if phase.data != "rollouts" or not cfg.eval.every:
+        yield
+        return
+
+    async def play(collector: Collector, name: str) -> list[EvalResult] | None:
+        async def stopping() -> bool:
+            return run.stopping
+
+        tasks = {split: found[: cfg.eval.every_tasks or len(found)] for split, found in run.eval_tasks.items()}
+        parts = {"own_part": run.share.of, "interrupted": stopping}
+        return await evaluate_splits(collector, tasks, cfg.eval, name=name, **parts)  # type: ignore[arg-type]
+
+    run.beside = SideEvaluation(
+        every=cfg.eval.every,
+        play=play,
+        make_collector=partial(run.make_collector, cfg, quiet=True),
+        gather=run.share.gather,
+    )
+    try:
+        done = mesh.broadcast_object([row["phase"] for row in run.dir.results()])
+        if side_name(run, phase) not in done:
+            begin_side_evaluation(run, phase)
+        yield
+    finally:
+        await run.beside.close()
+        run.beside = None
+
+
+def side_name(run: Run, phase: PhaseConfig) -> str:
+    """Of the evaluation of the weights at hand, in results.json and in the keys of its rollouts."""
+    return f"{phase.name}-step{run.position.step}"
+
+
+def begin_side_evaluation(run: Run, phase: PhaseConfig) -> None:
+    """Where one is due; not of the weights that end the phase, if those are evaluated after it."""
+    last = run.position.step >= phase.steps and phase.evaluate
+    if run.beside is not None and run.beside.due(run.position.step) and not last and not run.stopping:
+        run.beside.begin(side_name(run, phase))
+
+
+async def end_side_evaluation(run: Run, phase: PhaseConfig) -> None:
+    """Waits for the one under way, if any, and keeps what it found. Collective."""
+    if run.beside is None:
+        return
+    name = run.beside.name
+    results = await run.beside.finish()
+    if run.beside.trouble:
+        run.metrics.message(f"{name}: {run.beside.trouble}")
+    for found in results:
+        step = int(name.rpartition("-step")[2])
+        values = {"eval/success": found.success, "eval/stderr": found.stderr}
+        known = {key: value for key, value in values.items() if math.isfinite(value)}
+        run.metrics.log(known, phase=f"{phase.name}-{found.split}-{found.mode}", step=step)
+        success = f"{found.success:.3f} ± {found.stderr:.3f} (n={found.num_tasks})"
+        run.metrics.message(f"{name} {found.split} {found.mode}: {success}")
+    if results and mesh.is_main():
+        run.dir.add_results([{"phase": name, **result.as_row()} for result in results])
 
 
 async def evaluate_phase(run: Run, cfg: TrainConfig, *, name: str, limit: int = 0) -> bool:

@@ -229,9 +229,9 @@ def restore(run: Run) -> None:
 
 
 def make_collector(
-    cfg: TrainConfig, *, parts: Parts, policy: Policy, journal: Journal | None, **changes: Any
+    cfg: TrainConfig, *, parts: Parts, policy: Policy, journal: Journal | None, quiet: bool = False, **changes: Any
 ) -> Collector:
-    """A collector whose limits are those of `cfg` (a phase may have its own)."""
+    """A collector whose limits are those of `cfg` (a phase may have its own). `quiet`: not for the progress shown."""
     made = rollout_parts(cfg, pool=parts.pool, renderer=parts.renderer, trees=parts.trees)
     runner: Runner | None = None
     changed = replace(made, **changes)
@@ -248,7 +248,7 @@ def make_collector(
         concurrency=cfg.sandbox.concurrency if parts.cluster is None else parts.cluster.places,
         seed=cfg.seed,
         journal=journal,
-        on_rollout=parts.progress.add,
+        on_rollout=None if quiet else parts.progress.add,
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from swe_rl.cli.text_table import text_table
 from swe_rl.evaluation.abstention import (
     CONFIDENCE,
     RiskPoint,
@@ -19,7 +20,7 @@ from swe_rl.evaluation.abstention import (
     risk_coverage,
 )
 from swe_rl.evaluation.best_of import Point, powers_of_two
-from swe_rl.evaluation.budget import sequential, tokens_against_rollouts
+from swe_rl.evaluation.budget import Cell, sequential, tokens_against_rollouts
 from swe_rl.evaluation.candidates import Candidate
 from swe_rl.training.run_dir import write_atomic
 
@@ -118,21 +119,44 @@ def sequential_rows(tasks: Tasks) -> list[dict[str, Any]]:
     return rows
 
 
-def token_rows(tasks: Tasks, limits: Sequence[int]) -> list[dict[str, Any]]:
-    """One row per token limit and number of rollouts; best_at_k by the verifier's score where there is one."""
+def default_limits(tasks: Tasks) -> list[int]:
+    """An eighth, a quarter, a half and all of the tokens of the longest episode; [] where tokens were not counted."""
+    longest = max(item.num_context_tokens for items in tasks.values() for item in items)
+    return sorted({-(-longest // part) for part in (8, 4, 2, 1)} - {0})
+
+
+def token_cells(tasks: Tasks, limits: Sequence[int]) -> list[Cell]:
+    """Every token limit with 1, 2, 4, ... rollouts; best_at_k by the verifier's score where all have one, else nan."""
     scored = all(item.ef_score is not None for items in tasks.values() for item in items)
     ks = powers_of_two(min(len(items) for items in tasks.values()))
-    cells = tokens_against_rollouts(tasks, limits=sorted(set(limits)), ks=ks, selector="ef" if scored else "")
+    return tokens_against_rollouts(tasks, limits=sorted(set(limits)), ks=ks, selector="ef" if scored else "")
+
+
+def token_rows(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """One row per token limit and number of rollouts."""
     return [
         {
             "limit": cell.limit,
             "k": cell.k,
             "tokens": _short(cell.tokens),
             "pass_at_k": _short(cell.pass_at_k),
-            "best_at_k": _short(cell.best_at_k) if scored else "",
+            "best_at_k": "" if math.isnan(cell.best_at_k) else _short(cell.best_at_k),
         }
         for cell in cells
     ]
+
+
+def token_table(cells: Sequence[Cell]) -> str:
+    """Limits down, rollouts across: pass@k, and Best@k where there are scores, with the tokens of a task."""
+    ks = sorted({cell.k for cell in cells})
+    found = {(cell.limit, cell.k): cell for cell in cells}
+    rows = [["pass@k / Best@k, % (tokens of a task)", *map(str, ks)]]
+    for limit in sorted({cell.limit for cell in cells}):
+        own = [found[limit, k] for k in ks]
+        best = ["" if math.isnan(cell.best_at_k) else f" / {100 * cell.best_at_k:.1f}" for cell in own]
+        shown = [f"{100 * cell.pass_at_k:.1f}{b} ({cell.tokens:,.0f})" for cell, b in zip(own, best, strict=True)]
+        rows.append([f"at most {limit:,} tokens each", *shown])
+    return text_table(rows)
 
 
 def _short(value: float) -> str:

@@ -1,4 +1,5 @@
-"""Best@k against k with bands, and risk against coverage, as pictures. Needs matplotlib: pip install 'swe-rl[plot]'."""
+"""Best@k against k with bands, risk against coverage, rollouts against tokens, as pictures. Needs matplotlib:
+pip install 'swe-rl[plot]'."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from pathlib import Path
 
 from swe_rl.evaluation.abstention import RiskPoint
 from swe_rl.evaluation.best_of import Point
+from swe_rl.evaluation.budget import Cell
 
 
 def plot(points: Sequence[Point], path: Path) -> Path:
@@ -49,6 +51,28 @@ def plot_risk(curves: Mapping[str, Sequence[RiskPoint]], path: Path) -> Path:
         coverage, risk = [100 * p.coverage for p in points], [100 * p.risk for p in points]
         panel.step(coverage, risk, where="post", label=name)
     panel.set(xlim=(0, 100), ylim=(0, 100), xlabel="coverage: rollouts answered, %", ylabel="risk: wrong answers, %")
+    panel.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+    return path
+
+
+def plot_tokens(cells: Sequence[Cell], path: Path) -> Path:
+    """Writes a PNG with one line per token limit, over the tokens spent on a task. Raises ImportError without
+    matplotlib."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panel = pyplot.subplots(figsize=(6.4, 4.2))
+    for limit in sorted({cell.limit for cell in cells}):
+        own = sorted((cell for cell in cells if cell.limit == limit), key=lambda cell: cell.k)
+        tokens, label = [cell.tokens for cell in own], f"at most {limit:,} each"
+        (line,) = panel.plot(tokens, [100 * cell.pass_at_k for cell in own], "--", marker="o", markersize=3)
+        panel.plot(tokens, [100 * cell.best_at_k for cell in own], "-", color=line.get_color(), label=label)
+    panel.set(xscale="log", xlabel="tokens of a task", ylabel="%", title="pass@k (dashed) and Best@k by score")
     panel.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=110)

@@ -3,7 +3,7 @@
 OUT/selection.csv, selection.png  Best@k of every selector, with bands
 OUT/abstention.csv, .png          risk against coverage, by verifier score, policy entropy and episode length
 OUT/sequential.csv                stopping when the verifier is confident: success against rollouts and tokens
-OUT/tokens.csv                    rollouts against tokens per rollout (with --limits)
+OUT/tokens.csv, tokens.png        rollouts against tokens per rollout
 OUT/<selector>.jsonl              the choice as predictions in SWE-bench's form, for each --by
 """
 
@@ -20,14 +20,18 @@ from swe_rl.cli.text_table import text_table
 from swe_rl.cli.verify_files import (
     abstention_rows,
     abstention_summary,
+    default_limits,
     point_rows,
     risk_curves,
     sequential_rows,
+    token_cells,
     token_rows,
+    token_table,
     write_csv,
 )
 from swe_rl.errors import ConfigError
 from swe_rl.evaluation.best_of import MAX_SUBSETS, Point, curve, powers_of_two
+from swe_rl.evaluation.budget import Cell
 from swe_rl.evaluation.candidates import Candidate, by_task, read_candidates
 from swe_rl.evaluation.predictions import write_one
 from swe_rl.evaluation.selection import SELECTORS, available, check_scores, select_one
@@ -58,9 +62,13 @@ def main(argv: Sequence[str]) -> int:
     points = _measure(graded, names, arguments)
     print(table(points))
     print(abstention_summary(graded))
-    _write_studies(graded, out, arguments)
+    limits = arguments.limits or default_limits(graded)
+    cells = token_cells(graded, limits) if limits else []
+    if cells:
+        print(token_table(cells))
+    _write_studies(graded, out, cells)
     write_csv(out / "selection.csv", point_rows(points))
-    print(_draw(points, graded, out))
+    print(_draw(points, graded, out, cells))
     return 0
 
 
@@ -109,7 +117,7 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--keep", type=int, default=1, help="hybrid keeps max(KEEP, n/2) by score (1; R2E-Gym: 3)")
     parser.add_argument("--subsets", type=int, default=MAX_SUBSETS, help=f"of a task and a k ({MAX_SUBSETS})")
     parser.add_argument("--seed", type=int, default=0, help="of sampled subsets (0)")
-    parser.add_argument("--limits", type=int, action="append", help="token limit to study, repeatable")
+    parser.add_argument("--limits", type=int, action="append", help="token limit to study, repeatable (by the longest)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where files go (default: RUN/selection)")
     parser.add_argument("--name", default="", help="model name in predictions (default: the selector)")
     return parser
@@ -133,20 +141,21 @@ def _measure(graded: Tasks, names: Sequence[str], arguments: Namespace) -> list[
     return [point for name in names for point in curve(graded, name, ks, **options)]
 
 
-def _write_studies(graded: Tasks, out: Path, arguments: Namespace) -> None:
+def _write_studies(graded: Tasks, out: Path, cells: Sequence[Cell]) -> None:
     write_csv(out / "abstention.csv", abstention_rows(graded))
     if any(item.trusted_score is not None for items in graded.values() for item in items):
         write_csv(out / "sequential.csv", sequential_rows(graded))
-    if arguments.limits:
-        write_csv(out / "tokens.csv", token_rows(graded, arguments.limits))
+    write_csv(out / "tokens.csv", token_rows(cells))
 
 
-def _draw(points: Sequence[Point], graded: Tasks, out: Path) -> str:
+def _draw(points: Sequence[Point], graded: Tasks, out: Path, cells: Sequence[Cell]) -> str:
     """A line that says where the pictures are, or why there are none."""
     try:
-        from swe_rl.cli.verify_plot import plot, plot_risk
+        from swe_rl.cli.verify_plot import plot, plot_risk, plot_tokens
 
         plot_risk(risk_curves(graded), out / "abstention.png")
+        if cells:
+            plot_tokens(cells, out / "tokens.png")
         return f"curves: {plot(points, out / 'selection.png')}, numbers: {out}"
     except ImportError:
         return f"numbers: {out}; no picture without matplotlib: pip install 'swe-rl[plot]'"

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from swe_rl.types import StepStats, Task, Trajectory
 
 
+CHANCE_LEAKS = 0.01  # share of sampled attempts whose log may hold a line of what is hidden; they are left out
+
+
 def main(argv: Sequence[str]) -> int:
     """Entry point of the command; returns the exit code."""
     return hydra_main(
@@ -63,7 +66,9 @@ def validate_judged(cfg: TrainConfig) -> None:
             f"phases.{cfg.phases[0].name}.overrides.{idle[0]} does nothing: a verifier's phase only says how it "
             f"learns; set {idle[0]} for the whole run"
         )
-    if cfg.model.name == "nano" and not cfg.init_weights:
+    if len({Path(name).resolve() for name in cfg.verifier.rollouts}) != len(cfg.verifier.rollouts):
+        raise ConfigError("verifier.rollouts names a run twice: its attempts would count double")
+    if cfg.model.name == "nano" and not (cfg.init_weights or cfg.verifier.rollouts):
         raise ConfigError(
             "init_weights is empty and model.name=nano knows nothing: add init_weights=RUN/phases/rft of a run of "
             "swe-rl train"
@@ -132,12 +137,18 @@ async def train_verifier(session: Session) -> Path:
     if (directory / MANIFEST).is_file():
         session.say(f"verifier from {directory}")
         return directory
-    questions, counts = training_questions(await _questions(session), balance=cfg.verifier.balance, seed=cfg.seed)
+    questions, counts = training_questions(
+        await _questions(session),
+        balance=cfg.verifier.balance,
+        seed=cfg.seed,
+        chance_leaks=0.0 if cfg.verifier.rollouts else CHANCE_LEAKS,
+    )
     run.metrics.log(counts, phase=phase.name, step=0)
     session.say(
         f"verifier: {len(questions)} questions of {len({q.task_id for q in questions})} tasks, "
         f"{counts['verifier/num_solved']:.0f} solved; {counts['verifier/num_condensed']:.0f} condensed, "
-        f"{counts['verifier/num_too_long']:.0f} too long of {counts['verifier/num_seen']:.0f}"
+        f"{counts['verifier/num_too_long']:.0f} too long, {counts['verifier/num_leaked']:.0f} leaked of "
+        f"{counts['verifier/num_seen']:.0f}"
     )
     await mesh.in_thread(_fit, session, questions, directory)
     return directory
@@ -159,7 +170,9 @@ async def _questions(session: Session) -> list[Question]:
             reader_for = partial(Reader, cfg=cfg.verifier, policy=stored.renderer(), verifier=verifier)
             attempts = stored.trajectories()
             tasks = stored.tasks(attempts)
-            found += [reader_for(agent=stored.agent_of(t)).question(t, tasks[t.task_id]) for t in attempts]
+            own = [reader_for(agent=stored.agent_of(t)).question(t, tasks[t.task_id]) for t in attempts]
+            # ids name rollouts within a run: two policies on the same tasks have the same ones
+            found += [replace(question, trajectory_id=f"{name}:{question.trajectory_id}") for question in own]
         return found
     chosen = step_tasks(run.train_tasks, step=0, count=phase.num_tasks, seed=cfg.seed, phase=phase.name)
     attempts = await sample(

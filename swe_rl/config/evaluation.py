@@ -121,6 +121,9 @@ def _validate_samples(cfg: EvaluationConfig) -> None:
             )
     if cfg.eval.base_tasks:
         raise ConfigError(f"eval.base_tasks={cfg.eval.base_tasks} is a row of training runs: set it to 0")
+    for key in ("every", "every_tasks"):
+        if getattr(cfg.eval, key) != getattr(EvalConfig(), key):
+            raise ConfigError(f"eval.{key} is for training runs, which evaluate on the way: remove it")
     if cfg.eval.greedy_tasks and cfg.kind == "scripted":
         raise ConfigError(
             f"eval.greedy_tasks={cfg.eval.greedy_tasks} does nothing for policy={cfg.policy}, which samples nothing: "

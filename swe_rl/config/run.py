@@ -28,6 +28,8 @@ class EvalConfig:
     greedy_tasks: int = 128  # at most so many tasks per split get one greedy attempt as well; 0: none
     samples_per_task: int = 1  # at temperature 1
     base_tasks: int = 32  # tasks per split for the row "base" (an untrained policy rambles, so few); 0: no such row
+    every: int = 0  # RL steps between evaluations that run beside the rollouts; 0: only after phases
+    every_tasks: int = 32  # tasks per split of such a one; 0: all
 
 
 @dataclass(kw_only=True)
@@ -68,7 +70,7 @@ BOUNDS: dict[str, Bounds] = {  # of every group; "" is the root itself
     "batching": trainer.BATCHING_BOUNDS,
     "trainer": trainer.BOUNDS,
     "cluster": cluster.BOUNDS,
-    "eval": Bounds(positive=("samples_per_task",), not_negative=("greedy_tasks", "base_tasks")),
+    "eval": Bounds(positive=("samples_per_task",), not_negative=("greedy_tasks", "base_tasks", "every", "every_tasks")),
     "verifier": verifier.BOUNDS,
     "": Bounds(positive=("checkpoint_every", "keep_checkpoints"), not_negative=("threads",)),
 }
@@ -92,6 +94,7 @@ def validate(cfg: TrainConfig) -> None:
     if len(set(names)) != len(names):
         raise ConfigError(f"phases: every phase needs its own name, got {', '.join(names)}")
     validate_groups(cfg)
+    _validate_every(cfg)
     for split, count in cfg.eval.splits.items():
         if count <= 0:
             raise ConfigError(f"eval.splits.{split} must be positive, got {count}: leave the split out instead")
@@ -103,6 +106,17 @@ def validate(cfg: TrainConfig) -> None:
         validate_groups(changed)
         if phase.data == "rollouts":
             validate_rl(changed.algo, changed.rollout)
+
+
+def _validate_every(cfg: TrainConfig) -> None:
+    """Evaluations beside the rollouts: that there are rollouts, and tasks to play."""
+    every, tasks = cfg.eval.every, cfg.eval.every_tasks
+    if not every and tasks != EvalConfig.every_tasks:
+        raise ConfigError(f"eval.every_tasks={tasks} does nothing with eval.every=0: set that, or remove it")
+    if every and not cfg.eval.splits:
+        raise ConfigError(f"eval.every={every} needs tasks to play: add eval.splits.heldout=128, or set it to 0")
+    if every and all(phase.data != "rollouts" or phase.steps < every + phase.evaluate for phase in cfg.phases):
+        raise ConfigError(f"eval.every={every} does nothing: no phase with data=rollouts has more steps than that")
 
 
 def validate_groups(cfg: TrainConfig) -> None:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from swe_rl.cli.eval_table import without_times
 from swe_rl.config import AgentConfig
 from swe_rl.evaluation.candidates import read_candidates, update_candidates
 from swe_rl.evaluation.scripts import oracle_demonstrator
+from swe_rl.rollout.journal import read_parquet
 from swe_rl.tasks import load_tasks, read_tasks, write_tasks
 from swe_rl.types import Task
 from tests.unit.inference.test_server_policy import chat, serving
@@ -61,6 +63,20 @@ def test_the_oracle_speaks_every_toolset(toolset: str, tmp_path: Path) -> None:
     words = ["policy=oracle", f"agent={agent}", "eval.splits={hard: 1}", f"run_dir={tmp_path / 'run'}"]
     assert main(["eval", *words, "sandbox.lease_s=60000"]) == 0
     assert results(tmp_path / "run")[0]["success"] == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["deepswe_verified_16x", "nebius_10x", "verified50"])
+def test_a_published_protocol_runs_on_this_machine(name: str, tmp_path: Path) -> None:
+    """With the nano policy, untrained: everything of the protocol but its sizes."""
+    split = "verified50" if name == "verified50" else "test"
+    drawn = load_tasks("minirepo", split="heldout", num_tasks=2, seed=5)
+    write_tasks([replace(task, split=split) for task in drawn], tmp_path / "tasks")
+    words = [f"+eval={name}_smoke", "task=dataset", f"task.source={tmp_path / 'tasks'}", f"run_dir={tmp_path / 'run'}"]
+    assert main(["eval", *words]) == 0
+    (row,) = results(tmp_path / "run")
+    assert (row["split"], row["num_tasks"], row["num_samples"], row["num_lost"]) == (split, 2, 4, 0)
+    assert len(list((tmp_path / "run" / "predictions").glob("run*.jsonl"))) == 2
 
 
 def test_patches_that_no_edit_of_lines_makes(tmp_path: Path) -> None:
@@ -254,3 +270,28 @@ def test_selection_among_scored_candidates(tmp_path: Path, capsys: pytest.Captur
     assert main(["verify", "select", str(run), "--k", "9"]) == 2
     assert "no task has more than 4 candidates" in capsys.readouterr().err
     assert main(["verify", "select", str(tmp_path / "set")]) == 2
+
+
+@pytest.mark.slow
+def test_training_is_evaluated_on_the_way_and_does_not_notice(tmp_path: Path) -> None:
+    """The weights after step 2 of 3, played while step 3 is sampled; those at the end are evaluated as ever."""
+    words = ["experiment=smoke", "threads=1", "phases=[{name: rl, data: rollouts, steps: 3, tasks_per_step: 2}]"]
+    words += [
+        "eval={splits: {heldout: 3}, greedy_tasks: 0, base_tasks: 0}",
+        "rollout.group_size=2",
+        "agent.max_turns=2",
+    ]
+    with_it, without = tmp_path / "with", tmp_path / "without"
+    assert main(["train", *words, "eval.every=2", "eval.every_tasks=2", f"run_dir={with_it}"]) == 0
+    assert main(["train", *words, f"run_dir={without}"]) == 0
+    rows = {row["phase"]: row for row in results(with_it)}
+    assert set(rows) == {"rl-step2", "rl"}
+    assert rows["rl-step2"]["num_tasks"] == 2
+    assert rows["rl"]["by_task"] == results(without)[0]["by_task"]
+    (file,) = (with_it / "rollouts").glob("eval-rl-step2-heldout-sampled-*.parquet")
+    evaluated = {turn.completion.policy_version for t in read_parquet(file) for turn in t.turns}
+    assert len(evaluated) == 1
+    for step in range(3):
+        one, other = (read_parquet(run / "rollouts" / f"rl-{step:06d}.parquet") for run in (with_it, without))
+        assert [t.token_ids for t in one] == [t.token_ids for t in other]
+    assert {turn.completion.policy_version for t in one for turn in t.turns} == evaluated, "they sample step 3"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from swe_rl.cli.dispatch import main
 from swe_rl.evaluation.candidates import read_candidates
 from swe_rl.evaluation.execution_tests import read_tests
 from swe_rl.evaluation.verifier_data import repository_of
@@ -115,3 +116,20 @@ def test_the_whole_pipeline_and_its_pieces(tmp_path: Path) -> None:
     refused = swe_rl("verify", "score", str(run), "--verifier", str(wider))
     assert refused.returncode == 2
     assert "the verifier was trained on task" in refused.stderr
+
+
+@pytest.mark.slow
+def test_the_published_verifier_learns_from_recorded_attempts_of_two_runs(tmp_path: Path) -> None:
+    """Two policies on the same tasks give the same ids: one always solves them, the other never."""
+    runs = [tmp_path / policy for policy in ("oracle", "empty")]
+    for run in runs:
+        words = [f"policy={run.name}", "eval.splits={train: 2}", f"run_dir={run}", "sandbox.concurrency=4"]
+        assert main(["eval", *words]) == 0
+    words = ["experiment=r2e_verifier_smoke", f"verifier.rollouts=[{runs[0]},{runs[1]}]", f"run_dir={tmp_path / 'run'}"]
+    assert main(["verify", "train", *words]) == 0
+    made = tmp_path / "run" / "phases" / "verifier"
+    assert (made / "adapter" / "adapter_config.json").is_file()
+    manifest = read_manifest(made)
+    assert (manifest.form, len(manifest.tasks)) == ("r2e", 2)
+    values = read_metrics(tmp_path / "run" / "metrics.jsonl")[0].values
+    assert (values["verifier/num_kept"], values["verifier/num_solved"]) == (4, 2)

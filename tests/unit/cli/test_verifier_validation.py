@@ -46,6 +46,11 @@ def composed(*overrides: str) -> TrainConfig:
             ["phases=[{name: v, data: judged_rollouts, num_tasks: 2, overrides: {agent: {max_turns: 3}}}]"],
             "phases.v.overrides.agent does nothing: a verifier's phase only says how it learns",
         ),
+        (
+            validate_judged,
+            [*SCALING, "verifier.rollouts=[runs/a,./runs/a]"],
+            "verifier.rollouts names a run twice",
+        ),
         (validate_judged, ["experiment=test_time_scaling"], "init_weights is empty and model.name=nano knows nothing"),
         (validate_pipeline, [*SCALING, "eval.samples_per_task=1"], "eval.samples_per_task=1 leaves nothing to choose"),
         (validate_pipeline, [*SCALING, "~eval.splits.heldout"], "eval.splits is empty"),

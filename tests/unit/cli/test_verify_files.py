@@ -10,7 +10,17 @@ from pathlib import Path
 import pytest
 from real_parts import require
 
-from swe_rl.cli.verify_files import abstention_rows, abstention_summary, risk_curves, sequential_rows, write_csv
+from swe_rl.cli.verify_files import (
+    abstention_rows,
+    abstention_summary,
+    default_limits,
+    risk_curves,
+    sequential_rows,
+    token_cells,
+    token_rows,
+    token_table,
+    write_csv,
+)
 from swe_rl.cli.verify_select import gather, table
 from swe_rl.errors import ConfigError
 from swe_rl.evaluation.best_of import curve
@@ -67,6 +77,30 @@ def test_abstention_in_words_and_rows() -> None:
     gone = by_task([replace(ITEMS[0], stop_reason="abstained"), *ITEMS[1:]])
     assert "abstained in 1 of 20 rollouts" in abstention_summary(gone)
     assert abstention_summary(by_task([replace(ITEMS[0], patch="")])) == "abstention: nothing was answered"
+
+
+def test_rollouts_against_tokens(tmp_path: Path) -> None:
+    items = [replace(item, num_context_tokens=100 * (place % 4 + 1)) for place, item in enumerate(ITEMS)]
+    tasks = by_task(items)
+    assert default_limits(tasks) == [50, 100, 200, 400]
+    assert default_limits(by_task([replace(item, num_context_tokens=0) for item in items])) == []
+    cells = token_cells(tasks, [100, 400, 400])
+    assert [(cell.limit, cell.k) for cell in cells] == [(100, 1), (100, 2), (100, 4), (400, 1), (400, 2), (400, 4)]
+    assert cells[0].tokens == 100.0
+    assert cells[3].tokens == 250.0
+    rows = token_rows(cells)
+    assert list(rows[0]) == ["limit", "k", "tokens", "pass_at_k", "best_at_k"]
+    shown = token_table(cells).splitlines()
+    assert shown[0].split()[-3:] == ["1", "2", "4"]
+    passed = sum(bool(item.passed) for item in items) / len(items)
+    assert f"{100 * passed:.1f} / {100 * passed:.1f} (250)" in shown[2]
+    unscored = token_cells(by_task([replace(item, ef_score=None) for item in items]), [400])
+    assert all(row["best_at_k"] == "" for row in token_rows(unscored))
+    assert " / " not in token_table(unscored).splitlines()[1]
+    require(importlib.util.find_spec("matplotlib") is not None, "package matplotlib")
+    from swe_rl.cli.verify_plot import plot_tokens
+
+    assert plot_tokens(cells, tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_rows_of_the_stopping_rule(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ async def test_a_verifier_is_trained_on_the_gpu_of_its_rank(monkeypatch: pytest.
     async def no_questions(session: object) -> list[Any]:
         return []
 
-    counts = {f"verifier/num_{name}": 0.0 for name in ("solved", "condensed", "too_long", "seen")}
+    counts = {f"verifier/num_{name}": 0.0 for name in ("solved", "condensed", "too_long", "leaked", "seen")}
     monkeypatch.setattr(verify_train, "_questions", no_questions)
     monkeypatch.setattr(verify_train, "_fit", lambda *given: used.append("fit"))
     monkeypatch.setattr(verifier_data, "training_questions", lambda *given, **options: ([], counts))

@@ -74,6 +74,7 @@ def test_what_is_not_graded_or_too_long_is_counted_and_left_out() -> None:
     _, counts = training_questions(found, balance="none", seed=0)
     assert counts == {
         "verifier/num_seen": 5,
+        "verifier/num_leaked": 0,
         "verifier/num_condensed": 1,
         "verifier/num_ungraded": 1,
         "verifier/num_too_long": 1,

@@ -93,6 +93,13 @@ def test_the_data_builder_refuses_and_says_which_and_where() -> None:
     assert "output of step 1" in str(err.value)
     kept, _ = training_questions([made.question(t, TASK) for t in clean], balance="all", seed=0)
     assert len(kept) == 2
+    # among thousands that were just sampled one may come upon a line by chance: left out and counted, up to a share
+    questions = [made.question(t, TASK) for t in (*clean, planted)]
+    kept, counts = training_questions(questions, balance="all", seed=0, chance_leaks=0.34)
+    assert [question.leak for question in kept] == ["", ""]
+    assert (counts["verifier/num_leaked"], counts["verifier/num_seen"]) == (1, 3)
+    with pytest.raises(LeakError):
+        training_questions(questions, balance="all", seed=0, chance_leaks=0.33)
 
 
 def test_no_demonstration_of_minirepo_is_suspected() -> None:
