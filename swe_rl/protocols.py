@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 from swe_rl.types import Completion, ExecResult, PackedBatch, Reward, StepStats, Task, ToolCall, Trajectory
 
@@ -33,6 +33,16 @@ class Policy(Protocol):
 
     async def release(self, session: str) -> None:
         """The episode is over; frees what the engine keeps for it. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class OutageClock(Protocol):
+    """A Policy that may be unable to sample for a while: that time is not the agent's to lose."""
+
+    @property
+    def outage_s(self) -> float:
+        """Seconds so far in which it could sample for nobody."""
         ...
 
 

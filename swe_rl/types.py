@@ -131,6 +131,7 @@ class Completion:
     finish_reason: Literal["stop", "length", "cancelled"]
     policy_version: int  # weights that sampled the first token
     policy_version_max: int  # weights that sampled the last token
+    routing: str = ""  # mixture of experts: who computed the tokens since the turn before; models.routing encodes it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +219,7 @@ class TrainSample:
     sequence_coeff: list[float] = field(default_factory=list)  # factor of the policy term, from algorithms.sequences
     value_targets: list[float] = field(default_factory=list)  # on the first sampled token of a turn, NaN elsewhere
     value_weight: float = 0.0  # of each squared value error: 1 / their number over all ranks
+    routing: list[str] = field(default_factory=list)  # of its turns: the experts that the engine chose, if it says so
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,6 +257,7 @@ class PackedBatch:
     # rank, as are the targets; kv_end is of all R n, of which the last may be padding.
     context_rows: Tensor | None = None
     num_padding: int = 0  # of this rank's n
+    routed_experts: Tensor | None = None  # [T, layers, experts per token] i16 to be chosen again, see models.routing
     alone: bool = False  # under context parallelism one rank computes this row, without the others of its group
 
     @property

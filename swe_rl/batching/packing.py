@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from swe_rl.errors import InvariantError
+from swe_rl.models.routing import FREE, decode_routing
 from swe_rl.ops.trie import first_fit
 from swe_rl.types import PackedBatch, TrainSample
 
@@ -63,6 +64,7 @@ def pack_row(row: Sequence[TrainSample]) -> PackedBatch:
         trajectory_ids=tuple(sample.trajectory_id for sample in row),
         sequence_coeff=_optional(row, lambda s: s.sequence_coeff, 0.0),
         value_targets=_optional(row, lambda s: s.value_targets, math.nan),
+        routed_experts=_routed_experts(row),
         value_weight=_concat(row, lambda s: [s.value_weight] * len(s.input_ids), torch.float32)
         if any(sample.value_targets for sample in row)
         else None,
@@ -102,6 +104,16 @@ def _optional(row: Sequence[TrainSample], get: Callable[[TrainSample], Sequence[
     if not any(get(sample) for sample in row):
         return None
     return _concat(row, lambda s: _shift(get(s) or [last] * len(s.input_ids), last), torch.float32)
+
+
+def _routed_experts(row: Sequence[TrainSample]) -> Tensor | None:
+    """[T, layers, experts per token] i16: what computes token t stands at t. None where no sample has any."""
+    found = [decode_routing(sample.routing, num_tokens=len(sample.input_ids)) for sample in row]
+    shape = next((rows.shape[1:] for rows in found if rows is not None), None)
+    if shape is None:
+        return None
+    free = [torch.full((len(sample.input_ids), *shape), FREE, dtype=torch.int16) for sample in row]
+    return torch.cat([other if rows is None else rows for rows, other in zip(found, free, strict=True)])
 
 
 def _weights(sample: TrainSample) -> Sequence[float]:

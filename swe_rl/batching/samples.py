@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from swe_rl.errors import InvariantError
+from swe_rl.models.routing import first_routing
 from swe_rl.types import TrainSample, Trajectory, Turn
 
 
@@ -43,8 +44,7 @@ def to_samples(
         if trained and not math.isfinite(value):
             raise InvariantError(f"{trajectory.trajectory_id}: advantage {value} of turn {index} is not finite")
         if not samples or turn.kept_context is not None:
-            prefix = samples[-1].input_ids if samples else []
-            samples.append(_begin(trajectory, prefix, turn, index))
+            samples.append(_begin(trajectory, samples[-1] if samples else None, turn, index))
         if value_targets:
             _append_target(samples[-1], turn, targets[index])
         _append_turn(samples[-1], turn, index, value, trains=trained and not (mask_format_errors and turn.format_error))
@@ -52,9 +52,9 @@ def to_samples(
     return [sample for sample in _with_versions(samples, turns) if sample.input_ids]
 
 
-def _begin(trajectory: Trajectory, prefix: list[int], turn: Turn, index: int) -> TrainSample:
-    """An empty sample, or one that holds as context what the turn keeps of `prefix`."""
-    kept = turn.kept_context or 0
+def _begin(trajectory: Trajectory, earlier: TrainSample | None, turn: Turn, index: int) -> TrainSample:
+    """An empty sample, or one that holds as context what the turn keeps of the earlier one."""
+    kept, prefix = turn.kept_context or 0, [] if earlier is None else earlier.input_ids
     if not 0 <= kept <= len(prefix):
         raise InvariantError(f"{trajectory.trajectory_id}: turn {index} keeps {kept} of {len(prefix)} context ids")
     return TrainSample(
@@ -66,6 +66,7 @@ def _begin(trajectory: Trajectory, prefix: list[int], turn: Turn, index: int) ->
         turn_ids=[-1] * kept,
         policy_version=0,  # see _with_versions
         temperature=trajectory.temperature if trajectory.temperature > 0 else 1.0,
+        routing=first_routing(earlier.routing, num_tokens=kept) if earlier is not None else [],
     )
 
 
@@ -94,6 +95,8 @@ def _append_turn(sample: TrainSample, turn: Turn, index: int, advantage: float, 
     sample.rollout_logprobs.extend([0.0] * context + [value if m else 0.0 for value, m in pairs])
     sample.advantages.extend([0.0] * context + [advantage if m else 0.0 for m in mask])
     sample.turn_ids.extend([-1] * context + [index] * len(mask))
+    if completion.routing:
+        sample.routing.append(completion.routing)
 
 
 def _append_target(sample: TrainSample, turn: Turn, target: float) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from swe_rl.config import TrainConfig
 from swe_rl.inference import EmbeddedEngine
 from swe_rl.inference.base import Engine
 from swe_rl.models.contract import PolicyContract, policy_contract
+from swe_rl.ray_connection import ray_connection
 
 
 @asynccontextmanager
@@ -22,8 +23,10 @@ async def open_engine(cfg: TrainConfig, model: Any, contract: PolicyContract) ->
         return
     from swe_rl.inference.vllm import open_vllm
 
-    async with open_vllm(model, cfg.engine, contract=contract, name=cfg.model.name) as engine:
-        yield engine
+    async with AsyncExitStack() as stack:
+        if cfg.engine.layout == "ray":
+            await stack.enter_async_context(ray_connection(cfg.rollout.ray_address))
+        yield await stack.enter_async_context(open_vllm(model, cfg.engine, contract=contract, name=cfg.model.name))
 
 
 def contract_of(cfg: TrainConfig, model: Any, *, tokenizer: Any, stop_ids: tuple[int, ...]) -> PolicyContract:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from swe_rl.config.bounds import Bounds
+from swe_rl.config.trainer import BatchingConfig, TrainerConfig
 from swe_rl.errors import ConfigError
 
 
@@ -12,7 +13,7 @@ from swe_rl.errors import ConfigError
 class EngineConfig:
     backend: str = "embedded"  # embedded (transformers in this process) | vllm
     dtype: str = "float32"
-    num_slots: int = 32  # episodes decoded together; embedded: the decode shape is fixed to it
+    num_slots: int = 32  # episodes decoded together by one replica; embedded: the decode shape is fixed to it
     prefill_chunk: int = 64  # embedded: tokens per prefill call; fixed shape
     # full: every version is sent as a whole. delta: only the bf16 values that changed, few at the learning rates of RL;
     # everything when an engine has lost a version. Both are checked tensor by tensor. delta needs dtype=bfloat16.
@@ -34,6 +35,8 @@ class EngineConfig:
     urls: list[str] = field(default_factory=list)  # of servers that are there already, in place of `replicas` own ones
     max_skew: int = 8  # a session leaves its replica when that has so many requests more than the least busy one
     stall_s: float = 300.0  # a replica that gives no token for so long although it has requests is started anew
+    # Mixtures of experts: the trainer takes the experts that the engine chose, where rounding would choose others.
+    router_replay: bool = False
     parity_every: int = 0  # steps between two parity probes; 0: only the one when a phase of rollouts begins
 
 
@@ -49,7 +52,8 @@ class RolloutConfig:
     spare_rollouts: int = 0
     max_staleness: int = 0  # iterations a rollout may lag behind; 0 is synchronous
     backend: str = "local"  # local (in this process) | ray (one process per node of a cluster)
-    ray_address: str = ""  # backend=ray: of the cluster; empty: RAY_ADDRESS, or one on this machine for this run
+    # Of the cluster, for backend=ray and engine.layout=ray; empty: RAY_ADDRESS, or one on this machine for this run.
+    ray_address: str = ""
 
 
 ENGINE_BOUNDS = Bounds(
@@ -77,9 +81,11 @@ ENGINE_KEYS = {  # backend -> the keys that only it reads
     "embedded": ("prefill_chunk",),
     "vllm": (
         *("tensor_parallel", "gpu_memory", "prefix_caching", "cuda_graphs", "attention", "cache_gib", "layout"),
-        *("replicas", "urls", "max_skew", "stall_s", "parity_every"),
+        *("replicas", "urls", "max_skew", "stall_s", "parity_every", "router_replay"),
     ),
 }
+# What a server is started with: nobody tells it to one that is there already.
+SERVER_KEYS = ("num_slots", "tensor_parallel", "gpu_memory", "prefix_caching", "cuda_graphs", "attention", "cache_gib")
 
 
 def validate_engine(cfg: EngineConfig) -> None:
@@ -98,8 +104,12 @@ def validate_engine(cfg: EngineConfig) -> None:
                 )
     if cfg.urls and cfg.layout != "servers":
         raise ConfigError(f"engine.urls does nothing for engine.layout={cfg.layout}: set engine.layout=servers")
-    if cfg.urls and cfg.replicas != default.replicas:
-        raise ConfigError(f"engine.replicas={cfg.replicas} does nothing with engine.urls: every URL is one, remove it")
+    for key in ("replicas", *SERVER_KEYS) if cfg.urls else ():
+        if getattr(cfg, key) != getattr(default, key):
+            raise ConfigError(
+                f"engine.{key}={getattr(cfg, key)} does nothing with engine.urls, whoever starts the servers "
+                "decides it: remove it (engine=vllm_urls has nothing of the kind)"
+            )
     if cfg.layout == "colocated" and cfg.replicas != 1:
         raise ConfigError(
             f"engine.replicas={cfg.replicas} does nothing for engine.layout=colocated, where every training process "
@@ -109,7 +119,20 @@ def validate_engine(cfg: EngineConfig) -> None:
         raise ConfigError("engine.max_skew does nothing with one replica: remove it, or raise engine.replicas")
 
 
-def validate_rollout(cfg: RolloutConfig) -> None:
+def validate_replay(engine: EngineConfig, batching: BatchingConfig, trainer: TrainerConfig) -> None:
+    """Replayed experts reach the trainer as rows of plain documents. ConfigError names the key and the cure."""
+    if not engine.router_replay:
+        return
+    for key, value, needed in (
+        ("batching.layout", batching.layout, "sequence"),
+        ("trainer.backend", trainer.backend, "torch"),
+        ("trainer.context_parallel", trainer.context_parallel, 1),
+    ):
+        if value != needed:
+            raise ConfigError(f"engine.router_replay=true needs {key}={needed}, it is {value}")
+
+
+def validate_rollout(cfg: RolloutConfig, engine: EngineConfig) -> None:
     """The distribution that is sampled is the one that the loss assumes. ConfigError names the key and the cure."""
     for key, value in UNCUT.items():
         if getattr(cfg, key) != value:
@@ -117,7 +140,8 @@ def validate_rollout(cfg: RolloutConfig) -> None:
                 f"rollout.{key}={getattr(cfg, key)} cuts the distribution that the loss assumes: "
                 f"set rollout.{key}={value}"
             )
-    if cfg.ray_address and cfg.backend != "ray":
+    if cfg.ray_address and cfg.backend != "ray" and engine.layout != "ray":
         raise ConfigError(
-            f"rollout.ray_address={cfg.ray_address} does nothing for rollout.backend={cfg.backend}: add rollout=ray"
+            f"rollout.ray_address={cfg.ray_address} does nothing for rollout.backend={cfg.backend}: add rollout=ray "
+            "or engine.layout=ray"
         )

@@ -5,7 +5,9 @@
                       logprobs are unknown (NaN), which no evaluation needs
 
 Trouble of the server is EngineError after the retries: the rollout is lost, never scored. What no retry can cure
-(a wrong key, model or address) is EngineDead and stops the run.
+(a wrong key, model or address; a server that refuses requests before it has answered any) is EngineDead and stops the
+run. One request that is refused among others that are not (HTTP 400: a filter, a context of its own that is shorter) is
+EngineError at once.
 """
 
 from __future__ import annotations
@@ -17,15 +19,16 @@ import os
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 from swe_rl.config.evaluation import ServerConfig
 from swe_rl.errors import ConfigError, EngineDead, EngineError
+from swe_rl.inference.daemon_threads import in_daemon_thread
 from swe_rl.protocols import SamplingParams
 from swe_rl.types import Completion
 
 HOPELESS = (401, 403, 404)  # HTTP statuses that stay
+REFUSED = (400, 413, 422)  # what was asked is wrong: asked again it is refused again
 FAILED = ("abort", "error")  # finish reasons of an answer that is none: vLLM, SGLang
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 
@@ -36,7 +39,8 @@ class ServerPolicy:
     def __init__(self, url: str, cfg: ServerConfig, *, tokenizer: Any, concurrency: int) -> None:
         """Raises ConfigError when the tokenizer's ids cannot be cut into messages again (api=chat)."""
         self._url, self._cfg, self._tokenizer = url.rstrip("/"), cfg, tokenizer
-        self._threads = ThreadPoolExecutor(max_workers=concurrency, thread_name_prefix="swe-rl-server")
+        self._free = asyncio.Semaphore(concurrency)  # requests under way at a time
+        self._answered = False  # some request was
         self._start, self._end = (tokenizer.convert_tokens_to_ids(text) for text in ("<|im_start|>", "<|im_end|>"))
         unknown = getattr(tokenizer, "unk_token_id", None)
         if cfg.api == "chat" and (None in (self._start, self._end) or unknown in (self._start, self._end)):
@@ -65,7 +69,7 @@ class ServerPolicy:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """A request under way is not waited for, not even by the end of the process."""
 
     def messages(self, ids: Sequence[int]) -> list[dict[str, str]]:
         """ChatML ids as messages; the assistant's opening at the end, which is no message yet, is left out."""
@@ -122,8 +126,15 @@ class ServerPolicy:
         pause = FIRST_PAUSE_S
         for attempt in range(self._cfg.retries + 1):
             try:
-                return await asyncio.get_running_loop().run_in_executor(self._threads, self._send, path, body)
+                async with self._free:
+                    answer = await in_daemon_thread(self._send, path, body)
+                self._answered = True
+                return answer
             except EngineDead:
+                raise
+            except _Refused as err:
+                if not self._answered:
+                    raise EngineDead(f"{err}; it has answered nothing so far, so it refuses them all") from err
                 raise
             except EngineError:
                 if attempt == self._cfg.retries:
@@ -142,12 +153,17 @@ class ServerPolicy:
                 answer = json.loads(response.read())
         except urllib.error.HTTPError as err:
             text = f"{self._url}{path} answered {err.code}: {err.read(300).decode('utf-8', 'replace')}"
-            raise (EngineDead(text) if err.code in HOPELESS else EngineError(text)) from err
+            kind = EngineDead if err.code in HOPELESS else _Refused if err.code in REFUSED else EngineError
+            raise kind(text) from err
         except (OSError, ValueError) as err:
             raise EngineError(f"{self._url}{path}: {err!r}") from err
         if not isinstance(answer, dict):
             raise EngineError(f"{self._url}{path} answered {str(answer)[:80]}")
         return answer
+
+
+class _Refused(EngineError):
+    """This request, whenever it is asked."""
 
 
 def _choice(answer: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from swe_rl.errors import ConfigError, InvariantError
 from swe_rl.models.attention import PACKED, PackedSegments
+from swe_rl.models.routing import replay_routing
 from swe_rl.ops.context_parallel import ContextGroup
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ def packed_forward(
         raise InvariantError(
             f"packed_forward needs attention {PACKED!r}, the model has {model.config._attn_implementation!r}"
         )
+    if batch.routed_experts is not None and (context is not None or batch.target_rows is not None):
+        raise ConfigError("engine.router_replay needs whole rows of plain documents: no context parallelism, no trees")
+    replay_routing(model, batch.routed_experts)
     out = model.base_model(
         input_ids=batch.input_ids[None],
         position_ids=batch.position_ids[None],

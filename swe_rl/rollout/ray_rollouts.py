@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -17,8 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swe_rl.config import TrainConfig
-from swe_rl.errors import ConfigError, SandboxError
+from swe_rl.errors import SandboxError
 from swe_rl.protocols import Policy
+from swe_rl.ray_connection import ray_connection
 from swe_rl.rollout.journal import RolloutKey
 from swe_rl.rollout.placement import NodeLoad, choose_node, environment_of
 from swe_rl.rollout.ray_node import Reply, RolloutNode, RunnerSetup
@@ -34,9 +34,7 @@ NO_NODE_S = 120.0  # how long a rollout waits for a node before it counts as los
 LOST_NODES = 5  # nodes that a rollout may lose before it counts as lost itself
 START_S = 120.0
 CLOSE_S = 15.0
-CONNECT_S = 10.0
 TASKS_KEPT = 512  # in the object store
-STORE_BYTES = 256 << 20  # object store of an instance that is started here: tasks and trajectories, no weights
 
 
 @dataclass(slots=True)
@@ -286,46 +284,14 @@ def _cancel(reference: Any) -> None:
         ray.cancel(reference)
 
 
-async def _check_answers(address: str | None) -> None:
-    """Raises ConfigError when nobody listens at HOST:PORT; Ray itself tries for minutes, in many lines."""
-    host, _, port = (address or "").rpartition(":")
-    if not host or "/" in host or not port.isdecimal():
-        return  # "auto", an instance of our own, ray://...: Ray says what is wrong
-    try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(host.strip("[]"), int(port)), CONNECT_S)
-    except (OSError, OverflowError) as err:
-        raise ConfigError(
-            f"rollout.ray_address={address}: no Ray cluster answers there ({str(err) or 'no answer'})"
-        ) from err
-    writer.close()
-
-
 @asynccontextmanager
 async def open_cluster(cfg: TrainConfig, *, run_id: str) -> AsyncIterator[RayCluster]:
-    """Connects to `rollout.ray_address`, to RAY_ADDRESS, or to an instance of its own that ends with the block.
-
-    Raises ConfigError when Ray is not installed or the address does not answer.
-    """
-    try:
-        import ray
-    except ImportError as err:
-        raise ConfigError("rollout.backend=ray needs Ray: pip install 'swe-rl[ray]'") from err
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    address = cfg.rollout.ray_address or os.environ.get("RAY_ADDRESS") or None
-    await _check_answers(address)
-    options: dict[str, Any] = {} if address else {"include_dashboard": False, "object_store_memory": STORE_BYTES}
-    try:
-        await asyncio.to_thread(
-            lambda: ray.init(address or "local", log_to_driver=False, logging_level=logging.WARNING, **options)
-        )
-    except (ConnectionError, ValueError) as err:
-        raise ConfigError(f"rollout.ray_address={address}: no Ray cluster answers there ({err})") from err
-    cluster = RayCluster(cfg, run_id)
-    try:
-        await cluster.start()
-        yield cluster
-    finally:
+    """The rollouts on the cluster of `rollout.ray_address`, see ray_connection for who else it may be. Raises
+    ConfigError when Ray is not installed or the address does not answer."""
+    async with ray_connection(cfg.rollout.ray_address):
+        cluster = RayCluster(cfg, run_id)
         try:
-            await cluster.close()
+            await cluster.start()
+            yield cluster
         finally:
-            await asyncio.to_thread(ray.shutdown)
+            await cluster.close()

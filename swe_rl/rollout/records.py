@@ -71,6 +71,7 @@ def from_row(row: Mapping[str, Any]) -> Trajectory:
                     "token_ids": row["token_ids"][start:end],
                     "rollout_logprobs": row["rollout_logprobs"][start:end],
                     **{key: turn[key] for key in ("finish_reason", "policy_version", "policy_version_max")},
+                    "routing": turn.get("routing") or "",
                 },
                 "tool_call": json.loads(turn["tool_call_json"]),
                 "observation": turn["observation"],
@@ -105,6 +106,7 @@ def parquet_schema() -> Any:
         "format_error": pa.bool_(),
         "repaired": text,
         "kept_context": pa.int32(),
+        "routing": text,
     }
     columns = {
         **dict.fromkeys(("trajectory_id", "task_id", "group_id"), text),
@@ -136,6 +138,7 @@ def _turn_row(turn: Turn) -> dict[str, Any]:
         "format_error": turn.format_error,
         "repaired": turn.repaired,
         "kept_context": turn.kept_context,
+        "routing": completion.routing,
     }
 
 

@@ -3,7 +3,7 @@
 - The machine's (SandboxError, EngineError). A lost sandbox is first replaced and replayed under the episode, which goes
   on with the tokens it has (sandbox/replay.py). Where that fails: the same seeds again in a fresh sandbox; after the
   last try INFRA_ERROR and reward None. Time is not the agent's to lose either: an episode that runs out of it after a
-  recovery is INFRA_ERROR.
+  recovery, or after an outage of the engine, is INFRA_ERROR.
 - The agent's: its command ended the sandbox (outcome "lost"), which a backend says only when it saw it, and a replayed
   sandbox only by the rule in sandbox/replay.py: the same command, two fresh sandboxes, ended from inside, no other one
   lost between. That a sandbox is lost again and again is no proof: a lease that ends or a full machine looks the same.
@@ -27,7 +27,7 @@ from swe_rl.agents.toolsets.abstain import abstained_reward
 from swe_rl.agents.toolsets.human import charge_questions
 from swe_rl.config import AgentConfig
 from swe_rl.errors import PatchError, SandboxError, SandboxUnavailable
-from swe_rl.protocols import Environment, Policy, RewardFn, Sandbox
+from swe_rl.protocols import Environment, OutageClock, Policy, RewardFn, Sandbox
 from swe_rl.rollout.journal import RolloutKey
 from swe_rl.rollout.seeds import turn_seed
 from swe_rl.sandbox.replay import ReplayedSandbox
@@ -132,7 +132,8 @@ class RolloutRunner:
                 turn=turn,
             )
 
-        return await run_episode(
+        before_s = _outage_s(self._policy)
+        trajectory = await run_episode(
             task,
             self._parts.make_environment(sandbox),
             self._policy,
@@ -145,6 +146,7 @@ class RolloutRunner:
             seeds=seed,
             temperature=temperature,
         )
+        return _timed_out_by(trajectory, _outage_s(self._policy) - before_s, "outage", "of the engine")
 
     async def _with_patch(self, task: Task, sandbox: Sandbox, trajectory: Trajectory) -> Trajectory:
         start = time.monotonic()
@@ -157,15 +159,23 @@ class RolloutRunner:
 
 
 def _timed_out_by_recovery(trajectory: Trajectory, sandbox: Sandbox) -> Trajectory:
-    """INFRA_ERROR instead of a time limit that seconds of recovery counted against."""
     recovery_s = sandbox.recovery_s if isinstance(sandbox, ReplayedSandbox) else 0.0
-    if not recovery_s:
+    return _timed_out_by(trajectory, recovery_s, "recovery", "from a lost sandbox")
+
+
+def _timed_out_by(trajectory: Trajectory, seconds: float, key: str, what: str) -> Trajectory:
+    """INFRA_ERROR instead of a time limit that seconds of the machine's own trouble counted against."""
+    if not seconds:
         return trajectory
-    trajectory = replace(trajectory, timings_s={**trajectory.timings_s, "recovery": recovery_s})
+    trajectory = replace(trajectory, timings_s={**trajectory.timings_s, key: seconds})
     if trajectory.stop_reason not in (StopReason.TIMEOUT, StopReason.ENV_TIMEOUT):
         return trajectory
-    detail = f"{trajectory.detail}, {recovery_s:.1f} s of it for recovery from a lost sandbox"
+    detail = f"{trajectory.detail}, {seconds:.1f} s of it for {key} {what}"
     return replace(trajectory, stop_reason=StopReason.INFRA_ERROR, detail=detail)
+
+
+def _outage_s(policy: Policy) -> float:
+    return policy.outage_s if isinstance(policy, OutageClock) else 0.0
 
 
 def not_begun(key: RolloutKey, temperature: float, *, detail: str = "") -> Trajectory:

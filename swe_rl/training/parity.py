@@ -41,18 +41,21 @@ class ParityReport:
     """Differences of logprobs in nats, trainer minus engine, of the tokens that the engine sampled."""
 
     means: Mapping[str, float]  # mean |difference| by length: short, middle, long
-    bound: float
+    bias: float  # mean difference over all lengths
+    bound: float  # of each of the means
+    bias_bound: float
     num_tokens: int
     causes: Sequence[str]  # likely ones first; only above the bound
 
     @property
     def ok(self) -> bool:
-        return all(mean <= self.bound for mean in self.means.values())
+        return all(mean <= self.bound for mean in self.means.values()) and abs(self.bias) <= self.bias_bound
 
     def describe(self) -> str:
         """One line: the differences, and above the bound what most likely made them, in order."""
         found = ", ".join(f"{name} {value:.1e}" for name, value in self.means.items())
         line = f"mean |trainer - engine| logprob over {self.num_tokens} tokens: {found}; bound {self.bound:g}"
+        line += f"; with its sign {self.bias:+.1e}, bound {self.bias_bound:g}"
         if self.ok:
             return f"trainer and engine agree: {line}"
         causes = "; ".join(f"{number}. {cause}" for number, cause in enumerate(self.causes or [UNKNOWN], 1))
@@ -103,7 +106,8 @@ def compare(
         name: _mean([abs(d) for key, pair in pairs.items() if _length_of(key) == name for d in pair.differences])
         for name in ("short", "middle", "long")
     }
-    over = any(not mean <= contract.bound for mean in means.values())
+    bias = _mean([d for pair in pairs.values() for d in pair.differences])
+    over = any(not mean <= contract.bound for mean in means.values()) or not abs(bias) <= contract.bias_bound
     causes: Sequence[str] = ()
     if anywhere(over):
         tempered = {value: _pairs([replace(s, temperature=value) for s in samples], score) for value in TEMPERATURES}
@@ -111,7 +115,12 @@ def compare(
         evidence = Evidence(pairs=pairs, tempered=tempered, roped=roped, contract=contract)
         causes = likely_causes(evidence) if over else ()
     return ParityReport(
-        means=means, bound=contract.bound, num_tokens=sum(len(p.engine) for p in pairs.values()), causes=causes
+        means=means,
+        bias=bias,
+        bound=contract.bound,
+        bias_bound=contract.bias_bound,
+        num_tokens=sum(len(p.engine) for p in pairs.values()),
+        causes=causes,
     )
 
 

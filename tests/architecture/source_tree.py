@@ -20,7 +20,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("rewards", "agents", "inference", "algorithms", "batching"),
     ("models",),
     ("tasks", "sandbox", "ops"),
-    ("config", "metrics", "metric_table"),
+    ("config", "metrics", "metric_table", "ray_connection"),
     ("protocols",),
     ("types", "errors"),
 )

@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from swe_rl.errors import EngineDead, EngineError
+from swe_rl.errors import EngineError
+from swe_rl.inference.vllm.fleet import Fleet, run_all
 from swe_rl.inference.vllm.replica import Replica, ReplicaLost
 from swe_rl.inference.vllm.requests import ReplicaChunk
-from swe_rl.inference.vllm.router import Router
 from swe_rl.inference.vllm.store import WeightStore
 from swe_rl.inference.vllm.turn import TurnProgress
 from swe_rl.inference.weight_update import UpdatePlan, WeightBucket, WeightInbox
@@ -34,10 +33,6 @@ if TYPE_CHECKING:
     from swe_rl.protocols import SamplingParams
     from swe_rl.types import Completion
 
-log = logging.getLogger(__name__)
-
-START_TRIES = 3  # in a row, after which a replica is given up
-RETRY_S = 2.0  # before the second of them, twice as long before the third
 WATCH_S = 1.0  # between two looks at a replica that says nothing
 
 
@@ -77,19 +72,15 @@ class VllmEngine:
         refresh: Callable[[ModelConfig], bool] = lambda cfg: False,
         inbox: WeightInbox | None = None,
     ) -> None:
-        self.replicas, self.contract = list(replicas), contract
-        self.counters = VllmCounters()
+        self.fleet = Fleet(replicas, max_skew=cfg.max_skew, catch_up=self._catch_up)
+        self.replicas, self.contract = self.fleet.replicas, contract
+        self._counters = VllmCounters()
         self.policy_version = -1  # none has been published
         self._cfg, self._store, self._refresh = cfg, store, refresh
         self._inbox = inbox or WeightInbox(store.targets)
         self._plan: UpdatePlan | None = None  # of an update that has been started
-        self._router = Router(len(self.replicas), cfg.max_skew)
         self._turns: dict[str, TurnProgress] = {}
         self._known: dict[str, tuple[int, list[int]]] = {}  # session -> version and ids that were computed for it
-        self._progress = [0.0] * len(self.replicas)  # when each last said something
-        self._restarting: dict[int, asyncio.Task[None]] = {}
-        self._given_up: dict[int, EngineError] = {}
-        self._changed = asyncio.Event()  # a replica became usable, or was given up
         self._writing = asyncio.Lock()  # held while the stored weights are neither the old nor the new ones
         self._stored = -1  # their version
         self._location: dict[str, Any] = {}  # where they lie; empty before the first
@@ -99,12 +90,10 @@ class VllmEngine:
     async def start(self) -> None:
         """Starts all replicas. Raises EngineError when one does not start; the others are closed then."""
         try:
-            await _all(replica.start() for replica in self.replicas)
+            await self.fleet.start()
         except BaseException:
             await self.close()
             raise
-        for index in range(len(self.replicas)):
-            self._set_usable(index)
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str) -> Completion:
         """Samples until a stop id, `max_new_tokens` or the context is full. Cancelling the task ends the request.
@@ -116,6 +105,8 @@ class VllmEngine:
         self._check(prompt, params, session)
         room = self.contract.max_context - len(prompt)
         turn = TurnProgress(session, prompt, params, limit=min(params.max_new_tokens, room))
+        if self._cfg.router_replay:  # of what this session computed before its experts are known
+            turn.routing_start = _common_prefix(self._known.get(session, (-1, []))[1], prompt)
         self._turns[session] = turn
         try:
             while not turn.finish_reason:
@@ -127,12 +118,12 @@ class VllmEngine:
 
     async def release(self, session: str) -> None:
         """The episode is over; a running request of it ends as cancelled. Idempotent."""
-        self._router.forget(session)
+        self.fleet.router.forget(session)
         self._known.pop(session, None)
         turn = self._turns.get(session)
         if turn is not None and not turn.released:
             turn.released = True
-            await _all(replica.abort(turn.request_id) for i, replica in self._usable() if turn.request_id)
+            await run_all(replica.abort(turn.request_id) for _, replica in self.fleet.usable() if turn.request_id)
 
     async def update_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Gives every replica all weights in one call; returns when they are in use. By default turns under way
@@ -185,22 +176,28 @@ class VllmEngine:
     async def set_rope(self, cfg: ModelConfig) -> None:
         """Starts the replicas anew when the rotary embedding of the model that trainer and engine share has changed."""
         if self._refresh(cfg):
-            await self._stop_restarts()
-            await _all(replica.close() for replica in self.replicas)
-            self._router.usable = [False] * len(self.replicas)
-            await _all(self._bring_up(index) for index in range(len(self.replicas)))
+            await self.fleet.start_anew()
 
     async def rest(self) -> None:
-        """Leaves the devices to the trainer; the next `update_weights` takes them back. No turn may be under way."""
-        await _all(replica.sleep(2) for _, replica in self._usable())
+        """Leaves the devices to the trainer; the next version of the weights takes them back. No turn may be under
+        way."""
+        await self.fleet.rest()
+
+    @property
+    def counters(self) -> VllmCounters:
+        """Since the engine was made."""
+        self._counters.restarts, self._counters.escapes = self.fleet.restarts, self.fleet.router.escapes
+        return self._counters
+
+    @property
+    def outage_s(self) -> float:
+        """As protocols.OutageClock."""
+        return self.fleet.outage_s
 
     async def close(self) -> None:
         """Ends the replicas and removes the weights. Idempotent."""
         self._closed = True
-        await self._stop_restarts()
-        self._router.usable = [False] * len(self.replicas)
-        self._changed.set()
-        await asyncio.gather(*(replica.close() for replica in self.replicas), return_exceptions=True)
+        await self.fleet.close()
         self._store.close()
 
     async def __aenter__(self) -> Self:
@@ -239,40 +236,41 @@ class VllmEngine:
             await self._pause(abort=in_flight == "abort")
 
     async def _pause(self, *, abort: bool) -> None:
-        for index, replica in self._usable():
+        for index, replica in self.fleet.usable():
             try:
                 await replica.pause(abort=abort)
             except ReplicaLost as err:
-                self._replace(index, err)
+                self.fleet.replace(index, err)
 
     async def _switch(self, version: int, checksums: Mapping[str, int]) -> None:
         """The stored weights are `version` now: into every replica that runs. The others load them when they start."""
         self._location, self._stored = self._store.location(checksums, version=version), version
-        await _all(self._load(index) for index, _ in self._usable())
+        self.fleet.wake_up()
+        await run_all(self._load(index) for index, _ in self.fleet.usable())
         self.policy_version = version
         self.counters.weight_updates += 1
 
     async def _run_somewhere(self, turn: TurnProgress) -> None:
         """One part of a turn on one replica: to its end, or until the replica is lost."""
-        index = await self._take(turn.session)
+        index = await self.fleet.take(turn.session)
         if turn.released:  # while its replica was lost
-            self._router.give_back(index)
+            self.fleet.router.give_back(index)
             turn.finish_reason = "cancelled"
             return
         self.counters.resubmitted += turn.parts > 0
         try:
             await self._run(turn, index)
         except ReplicaLost as err:
-            self._replace(index, err)
+            self.fleet.replace(index, err)
         finally:
-            self._router.give_back(index)
+            self.fleet.router.give_back(index)
 
     async def _run(self, turn: TurnProgress, index: int) -> None:
         version = self.policy_version
         request = turn.next_request(f"{turn.session}/{next(self._numbers)}", version=version)
         self.counters.requests += 1
-        if self._router.running[index] == 1:
-            self._progress[index] = time.monotonic()  # it was idle until now
+        if self.fleet.router.running[index] == 1:
+            self.fleet.progress[index] = time.monotonic()  # it was idle until now
         stream = self.replicas[index].stream(request)
         try:
             while (chunk := await self._next(stream, index)) is not None:
@@ -292,13 +290,13 @@ class VllmEngine:
             while True:
                 done, _ = await asyncio.wait({waiting}, timeout=WATCH_S)
                 if done:
-                    self._progress[index] = time.monotonic()
+                    self.fleet.progress[index] = time.monotonic()
                     return waiting.result()
-                if not self._router.usable[index]:
+                if not self.fleet.router.usable[index]:
                     raise ReplicaLost(f"{self.replicas[index].name} is being replaced")
                 if self._writing.locked() or not self._location:  # held up by an update, or by one that failed
-                    self._progress[index] = time.monotonic()
-                silent_s = time.monotonic() - self._progress[index]
+                    self.fleet.progress[index] = time.monotonic()
+                silent_s = time.monotonic() - self.fleet.progress[index]
                 if silent_s > self._cfg.stall_s:
                     self.counters.stalls += 1
                     raise ReplicaLost(f"{self.replicas[index].name} has said nothing for {silent_s:.0f} s")
@@ -306,26 +304,6 @@ class VllmEngine:
             if not waiting.done():
                 waiting.cancel()
                 await asyncio.wait({waiting})
-
-    async def _take(self, session: str) -> int:
-        """A place at a replica. Waits while all are being started anew. Raises EngineDead when none will come back."""
-        while (index := self._router.take(session)) is None:
-            if self._closed:
-                raise EngineError("the engine was closed")
-            if len(self._given_up) == len(self.replicas):
-                raise EngineDead(f"no replica is left: {next(iter(self._given_up.values()))}")
-            self._changed.clear()
-            await self._changed.wait()
-        self.counters.escapes = self._router.escapes
-        return index
-
-    def _usable(self) -> list[tuple[int, Replica]]:
-        return [(index, replica) for index, replica in enumerate(self.replicas) if self._router.usable[index]]
-
-    def _set_usable(self, index: int) -> None:
-        self._router.usable[index] = True
-        self._progress[index] = time.monotonic()
-        self._changed.set()
 
     async def _load(self, index: int) -> None:
         """The stored weights into one replica; one that is lost meanwhile loads them when it is back."""
@@ -337,44 +315,14 @@ class VllmEngine:
             if (found := await replica.version()) != self._stored:
                 raise ReplicaLost(f"{replica.name} says it has version {found} after loading {self._stored}")
         except ReplicaLost as err:
-            self._replace(index, err)
+            self.fleet.replace(index, err)
 
-    def _replace(self, index: int, err: EngineError) -> None:
-        """Ends a lost replica and starts it again in the background. Once per loss, however many turns notice."""
-        if not self._router.usable[index] or self._closed:
-            return
-        log.warning("%s; it is started again with version %d of the weights", err, self._stored)
-        self._router.usable[index] = False
-        self.counters.restarts += 1
-        self._restarting[index] = asyncio.create_task(self._restart(index), name=f"restart {self.replicas[index].name}")
-
-    async def _restart(self, index: int) -> None:
-        for attempt in range(START_TRIES):
-            try:
-                await self.replicas[index].close()
-                await self._bring_up(index)
-                return
-            except Exception as err:  # the boundary of this task: turns wait for its end, whatever it is
-                log.warning("%s could not be started again: %s", self.replicas[index].name, err)
-                if attempt == START_TRIES - 1:
-                    self._given_up[index] = err if isinstance(err, EngineError) else EngineError(repr(err))
-                    self._changed.set()
-            await asyncio.sleep(RETRY_S * (attempt + 1))
-
-    async def _bring_up(self, index: int) -> None:
-        """Starts a replica and loads the stored weights, after an update that is under way."""
-        await self.replicas[index].start()
+    async def _catch_up(self, index: int) -> None:
+        """The stored weights for a replica that has just started, after an update that is under way."""
         async with self._writing:
             if self._location:
                 await self.replicas[index].load(self._location, version=self._stored)
-            self._set_usable(index)
-
-    async def _stop_restarts(self) -> None:
-        tasks = list(self._restarting.values())
-        self._restarting.clear()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+            self.fleet.set_usable(index)
 
     def _count(self, turn: TurnProgress) -> None:
         """Counts a finished turn, and remembers what was computed for its session."""
@@ -389,14 +337,6 @@ class VllmEngine:
             counters.tokens_reusable += _common_prefix(ids, turn.prompt_ids)
         # The last sampled token was never an input of the model.
         self._known[turn.session] = (turn.version_last, [*turn.prompt_ids, *turn.token_ids[:-1]])
-
-
-async def _all(calls: Any) -> None:
-    """Runs all to their end, then raises the first failure: none is left running behind it."""
-    results = await asyncio.gather(*calls, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
 
 
 async def _anext(stream: AsyncIterator[ReplicaChunk]) -> ReplicaChunk | None:

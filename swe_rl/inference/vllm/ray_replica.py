@@ -6,6 +6,7 @@ shared file system.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from swe_rl.inference.vllm.replica import ReplicaLost
 from swe_rl.inference.vllm.requests import ReplicaChunk, ReplicaRequest
 
 MAX_CALLS = 10_000  # of an actor at a time
+CLOSE_S = 30.0  # for its engine to end
 
 
 class ReplicaActor:
@@ -39,7 +41,7 @@ class ReplicaActor:
 class RayReplica:
     """Implements Replica. `args` are keyword arguments of vLLM's AsyncEngineArgs; `num_gpus` are reserved for it.
 
-    Needs ray.init before `start`.
+    Needs a connection (ray_connection) before `start`. The actor's engine ends with the actor (owner.py).
     """
 
     def __init__(self, name: str, args: Mapping[str, Any], *, num_gpus: int) -> None:
@@ -117,10 +119,11 @@ class RayReplica:
         actor, self._actor = self._actor, None
         if actor is not None:
             try:
-                await actor.call.remote("close")
-            except ray.exceptions.RayError:
-                pass  # it has ended already
-            ray.kill(actor, no_restart=True)
+                await asyncio.wait_for(actor.call.remote("close"), CLOSE_S)
+            except (ray.exceptions.RayError, TimeoutError):
+                pass  # it has ended already, hangs, or waits for a place on the cluster
+            finally:
+                ray.kill(actor, no_restart=True)
 
     async def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
         from ray.exceptions import RayError

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 from swe_rl.errors import EngineError
 from swe_rl.inference.vllm.requests import ReplicaChunk, ReplicaRequest
 
+START_S = 900.0  # a large model on a cold disk, a Ray cluster whose GPUs are taken
+
 
 class ReplicaLost(EngineError):
     """This replica has ended, or does not answer: what it was asked can be asked of another one."""

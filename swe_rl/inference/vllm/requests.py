@@ -34,12 +34,18 @@ class ReplicaChunk:
     logprobs: list[float]  # of the sampled ids
     finish_reason: str | None = None  # "stop", "length" or "abort" with the last chunk
     cached_tokens: int = 0  # of the prompt, taken from the prefix cache
+    routed_experts: Any = (
+        None  # last chunk: integers [n, layers, experts per token] of the tokens from routing_start on
+    )
     spans: list[tuple[int, int]] = field(default_factory=list)  # last chunk: (first token, version) where it changes
 
 
-def sampling_fields(params: SamplingParams, *, max_tokens: int, seed: int) -> dict[str, Any]:
+def sampling_fields(
+    params: SamplingParams, *, max_tokens: int, seed: int, routing_start: int | None = None
+) -> dict[str, Any]:
     """Keyword arguments of vLLM's SamplingParams, none of those that shape the distribution left out."""
     return {
+        **({} if routing_start is None else {"routed_experts_prompt_start": routing_start}),
         "n": 1,
         "temperature": params.temperature,
         "top_p": 1.0,

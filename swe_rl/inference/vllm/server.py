@@ -10,6 +10,8 @@ with the current weights.
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import json
 import os
 import signal
@@ -22,12 +24,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from swe_rl.errors import EngineError, InvariantError
 from swe_rl.inference.vllm.local import prepare_environment
-from swe_rl.inference.vllm.replica import ReplicaLost
+from swe_rl.inference.vllm.replica import START_S, ReplicaLost
 from swe_rl.inference.vllm.requests import ReplicaChunk, ReplicaRequest
 
-START_S = 900.0  # a large model on a cold disk
 ANSWER_S = 30.0  # for a call that computes nothing
 UPDATE_S = 600.0  # for one version of the weights
 POLL_S = 0.5
@@ -254,8 +257,14 @@ def _chunk(message: Mapping[str, Any]) -> ReplicaChunk:
         logprobs=[float(entry["logprob"]) for entry in entries],
         finish_reason=choice.get("finish_reason"),
         cached_tokens=details.get("cached_tokens") or 0,
+        routed_experts=_array(choice.get("routed_experts")),
         spans=[(span["start"], _version(span["version"])) for span in spans],
     )
+
+
+def _array(text: str | None) -> Any:
+    """As vLLM's server sends arrays: a .npy file in base64."""
+    return None if not text else np.load(io.BytesIO(base64.b64decode(text)), allow_pickle=False)
 
 
 def _version(label: str) -> int:

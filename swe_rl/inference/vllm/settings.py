@@ -44,6 +44,8 @@ def engine_args(cfg: EngineConfig, contract: PolicyContract, *, directory: Path)
         "weight_transfer_config": {"backend": WEIGHT_TRANSFER},
         "enable_sleep_mode": cfg.layout == "colocated" and torch.cuda.is_available(),
     }
+    if cfg.router_replay:
+        args["enable_return_routed_experts"] = True
     if cfg.attention != "auto":
         args["attention_backend"] = cfg.attention
     if cfg.cache_gib:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from swe_rl.errors import EngineError, InvariantError
 from swe_rl.inference.vllm.requests import ReplicaChunk, ReplicaRequest, sampling_fields
+from swe_rl.models.routing import encode_routing
 from swe_rl.protocols import SamplingParams
 from swe_rl.types import Completion
 
@@ -30,17 +34,24 @@ class TurnProgress:
     finish_reason: str = ""  # "" while under way
     released: bool = False  # nobody wants the rest
     request_id: str = ""  # of the part under way
+    routing_start: int | None = None  # position of the first token whose experts are asked for; None: nobody asks
+    routed_experts: list[Any] = field(default_factory=list)  # of the tokens since then, a piece per part that said so
     _part_start: int = 0  # index of the first token of the part under way
+    _part_pieces: int = 0  # of routed_experts before it
 
     def next_request(self, request_id: str, *, version: int) -> ReplicaRequest:
         """Asks for what is missing, after the prompt and the tokens that are there."""
         seed = (self.params.seed + self.parts * RESEED) & (2**63 - 1)
         self.parts += 1
         self.request_id, self._part_start = request_id, len(self.token_ids)
+        self._part_pieces = len(self.routed_experts)
+        start = None if self.routing_start is None else self.routing_start + sum(map(len, self.routed_experts))
         return ReplicaRequest(
             request_id=request_id,
             prompt_ids=[*self.prompt_ids, *self.token_ids],
-            sampling=sampling_fields(self.params, max_tokens=self.limit - len(self.token_ids), seed=seed),
+            sampling=sampling_fields(
+                self.params, max_tokens=self.limit - len(self.token_ids), seed=seed, routing_start=start
+            ),
             cache_salt=f"v{version}",
         )
 
@@ -58,6 +69,8 @@ class TurnProgress:
             raise InvariantError(f"non-finite logprob in session {self.session!r}, policy version {version}")
         if self.parts == 1:
             self.cached_tokens = max(self.cached_tokens, chunk.cached_tokens)
+        if chunk.routed_experts is not None:
+            self.routed_experts.append(chunk.routed_experts)
         self.token_ids += chunk.token_ids
         self.logprobs += chunk.logprobs
         if chunk.token_ids or (chunk.spans and self.token_ids):
@@ -77,9 +90,16 @@ class TurnProgress:
         """Forgets the tokens of the part under way: they were sampled by other weights than those asked for."""
         del self.token_ids[self._part_start :]
         del self.logprobs[self._part_start :]
+        del self.routed_experts[self._part_pieces :]
         self.finish_reason = ""
         if not self.token_ids:
             self.version_first = self.version_last = -1
+
+    def routing(self) -> str:
+        """The experts of the tokens from `routing_start` to the last but one, encoded; "" when nobody asked."""
+        if self.routing_start is None or not self.routed_experts:
+            return ""
+        return encode_routing(np.concatenate(self.routed_experts), first=self.routing_start)
 
     def completion(self, *, version: int) -> Completion:
         """What was sampled. `version` is for a turn that was ended before its first token."""
@@ -89,4 +109,5 @@ class TurnProgress:
             finish_reason=self.finish_reason,  # type: ignore[arg-type]
             policy_version=self.version_first if self.token_ids else version,
             policy_version_max=self.version_last if self.token_ids else version,
+            routing=self.routing(),
         )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from swe_rl.config import EngineConfig
-from swe_rl.config.rollout import ENGINE_BOUNDS, validate_engine
+from swe_rl.config import BatchingConfig, EngineConfig, RolloutConfig, TrainerConfig
+from swe_rl.config.rollout import ENGINE_BOUNDS, validate_engine, validate_replay, validate_rollout
 from swe_rl.errors import ConfigError
 from swe_rl.inference.vllm.opening import check_installed
 from swe_rl.inference.vllm.settings import check_model, engine_args
@@ -24,6 +25,18 @@ from swe_rl.models.contract import PolicyContract
         (
             {"urls": ["http://a:1"], "layout": "servers", "replicas": 2},
             "engine.replicas=2 does nothing with engine.urls",
+        ),
+        *(
+            ({"urls": ["http://a:1"], "layout": "servers", key: value}, f"engine.{key}={value} does nothing with")
+            for key, value in {
+                "num_slots": 7,
+                "tensor_parallel": 2,
+                "gpu_memory": 0.5,
+                "prefix_caching": False,
+                "cuda_graphs": False,
+                "attention": "FLASHINFER",
+                "cache_gib": 1.5,
+            }.items()
         ),
         ({"layout": "colocated", "replicas": 2}, "engine.replicas=2 does nothing for engine.layout=colocated"),
         ({"max_skew": 3}, "engine.max_skew does nothing with one replica"),
@@ -96,4 +109,30 @@ def test_the_engine_is_built_from_the_contract(monkeypatch: pytest.MonkeyPatch, 
     wanted = {"generation_config": "vllm", "logprobs_mode": "processed_logprobs", "dtype": "bfloat16"}
     wanted |= {"max_model_len": 320, "max_num_seqs": 9, "hf_overrides": {"head_dtype": "float32"}}  # type: ignore[dict-item]
     assert wanted.items() <= args.items()
-    assert contract.bound == 0.02
+    assert (contract.bound, contract.bias_bound) == (0.06, 0.02)  # contract.py says where they come from
+
+
+def test_servers_that_are_there_need_nothing_on_this_machine() -> None:
+    check_installed(EngineConfig(backend="vllm", layout="servers", urls=["http://a:1"]))
+
+
+def test_the_address_of_a_cluster_needs_something_that_runs_there() -> None:
+    rollout = RolloutConfig(ray_address="10.0.0.7:6379")
+    validate_rollout(rollout, EngineConfig(backend="vllm", layout="ray"))
+    validate_rollout(replace(rollout, backend="ray"), EngineConfig())
+    with pytest.raises(ConfigError, match=r"rollout.ray_address=10.0.0.7:6379 does nothing .* engine.layout=ray"):
+        validate_rollout(rollout, EngineConfig(backend="vllm"))
+
+
+@pytest.mark.parametrize(
+    ("group", "key", "value"),
+    [("batching", "layout", "tree"), ("trainer", "backend", "megatron"), ("trainer", "context_parallel", 2)],
+)
+def test_replayed_experts_need_rows_that_can_take_them(group: str, key: str, value: Any) -> None:
+    groups = {"batching": BatchingConfig(), "trainer": TrainerConfig()}
+    engine = EngineConfig(backend="vllm", router_replay=True)
+    validate_replay(engine, **groups)  # type: ignore[arg-type]
+    groups[group] = replace(groups[group], **{key: value})  # type: ignore[type-var]
+    validate_replay(replace(engine, router_replay=False), **groups)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=rf"engine.router_replay=true needs {group}.{key}=.*, it is {value}"):
+        validate_replay(engine, **groups)  # type: ignore[arg-type]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -169,3 +171,48 @@ def test_a_tokenizer_without_chatml_cannot_make_messages() -> None:
 
     with pytest.raises(ConfigError, match="needs a ChatML tokenizer"):
         ServerPolicy("http://x", ServerConfig(model="m"), tokenizer=Plain(), concurrency=1)
+
+
+async def test_a_refused_request_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone it is lost at once; a server that refuses its first one refuses all, and ends the run."""
+    monkeypatch.setattr(server, "FIRST_PAUSE_S", 3600.0)
+    refused = (400, {"error": "the context is longer than this model's"})
+    with serving(lambda path, body: refused) as (url, seen):
+        with pytest.raises(EngineDead, match=r"400: .*longer than this model's.*it refuses them all"):
+            await ask(url, ServerConfig(model="m"))
+    assert len(seen) == 1
+    answers = iter([(200, chat("ls")), refused])
+    with serving(lambda path, body: next(answers)) as (url, seen):
+        async with ServerPolicy(url, ServerConfig(model="m"), tokenizer=ByteTokenizer(), concurrency=2) as policy:
+            ids = RENDERER.initial_ids(MESSAGES)
+            await policy.generate(ids, PARAMS, session="s")
+            with pytest.raises(EngineError, match="answered 400") as caught:
+                await policy.generate(ids, PARAMS, session="t")
+    assert not isinstance(caught.value, EngineDead)
+    assert len(seen) == 2
+
+
+def test_a_request_under_way_does_not_hold_up_the_end_of_the_process() -> None:
+    """A server that accepts and never answers: the interpreter ends although the call is still waiting."""
+    program = """
+import asyncio, socket, sys
+from swe_rl.config.evaluation import ServerConfig
+from swe_rl.inference.server import ServerPolicy
+from swe_rl.protocols import SamplingParams
+from swe_rl.testing import ByteTokenizer
+
+async def main():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
+        cfg = ServerConfig(model="m", request_s=600.0)
+        params = SamplingParams(max_new_tokens=4, stop_ids=(0,), seed=0)
+        async with ServerPolicy(url, cfg, tokenizer=ByteTokenizer(), concurrency=1) as policy:
+            try:
+                await asyncio.wait_for(policy.generate([1], params, session="s"), timeout=0.2)
+            except TimeoutError:
+                print("gave up")
+
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=400, check=True)
+    assert done.stdout == "gave up\n"

@@ -12,6 +12,7 @@ from vllm_fakes import MAX_CONTEXT, STOP, VOCAB, WEIGHTS, FakeReplica, fake_engi
 
 from swe_rl.errors import EngineDead, EngineError
 from swe_rl.inference.vllm import engine as engine_module
+from swe_rl.inference.vllm import fleet as fleet_module
 from swe_rl.inference.weight_update import UpdatePlan, WeightBucket, WeightPiece
 from swe_rl.ops.weight_delta import checksum
 from swe_rl.protocols import SamplingParams
@@ -20,7 +21,7 @@ from swe_rl.protocols import SamplingParams
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "WATCH_S", 0.01)
-    monkeypatch.setattr(engine_module, "RETRY_S", 0.0)
+    monkeypatch.setattr(fleet_module, "RETRY_S", 0.0)
 
 
 def params(limit: int = 12, *, seed: int = 0) -> SamplingParams:

@@ -1,0 +1,177 @@
+"""The replicas of an engine: which of them can be asked, and how one that was lost comes back.
+
+A lost replica is ended and started anew in the background. While the trainer has the devices (`rest`) none is started:
+it would take the memory that the trainer computes in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from swe_rl.errors import EngineDead, EngineError
+from swe_rl.inference.vllm.replica import START_S, Replica, ReplicaLost
+from swe_rl.inference.vllm.router import Router
+
+log = logging.getLogger(__name__)
+
+START_TRIES = 3  # in a row, after which a replica is given up
+RETRY_S = 2.0  # before the second of them, twice as long before the third
+GRACE_S = 30.0  # beyond START_S, for a replica that can say better what was wrong
+CLOSE_S = 60.0  # after which a replica that does not end is left to the end of this process
+
+
+class Fleet:
+    """`catch_up(index)` gives a replica that has just started the present weights, then calls `set_usable`."""
+
+    def __init__(
+        self, replicas: Sequence[Replica], *, max_skew: int, catch_up: Callable[[int], Awaitable[None]]
+    ) -> None:
+        self.replicas = list(replicas)
+        self.router = Router(len(self.replicas), max_skew)
+        self.progress = [0.0] * len(self.replicas)  # when each last said something
+        self.restarts = 0  # of replicas that were lost
+        self._catch_up = catch_up
+        self._restarting: dict[int, asyncio.Task[None]] = {}
+        self._given_up: dict[int, EngineError] = {}
+        self._changed = asyncio.Event()  # a replica became usable, or was given up
+        self._awake = asyncio.Event()  # not set: the trainer has the devices
+        self._awake.set()
+        self._outage_s, self._outage_since = 0.0, 0.0  # since: 0 while a replica is usable
+        self._closed = False
+
+    @property
+    def outage_s(self) -> float:
+        """Seconds so far in which a replica had been lost and none was there to be asked."""
+        return self._outage_s + (time.monotonic() - self._outage_since if self._outage_since else 0.0)
+
+    async def start(self) -> None:
+        """Starts all. Raises EngineError when one does not start."""
+        await run_all(_start(replica) for replica in self.replicas)
+        for index in range(len(self.replicas)):
+            self.set_usable(index)
+
+    async def start_anew(self) -> None:
+        """Ends all and starts them with the present weights: what they were started with has changed."""
+        await self._stop_restarts()
+        self.router.usable = [False] * len(self.replicas)
+        await run_all(self._end(index) for index in range(len(self.replicas)))
+        await run_all(self._bring_up(index) for index in range(len(self.replicas)))
+
+    def usable(self) -> list[tuple[int, Replica]]:
+        """Those that can be asked, with their indices."""
+        return [(index, replica) for index, replica in enumerate(self.replicas) if self.router.usable[index]]
+
+    def set_usable(self, index: int) -> None:
+        """From now on it is asked."""
+        self.router.usable[index] = True
+        self.progress[index] = time.monotonic()
+        self._outage_s, self._outage_since = self.outage_s, 0.0
+        self._changed.set()
+
+    async def take(self, session: str) -> int:
+        """A place at a replica, to be given back to the router. Waits while all are being started anew. Raises
+        EngineDead when none will come back."""
+        while (index := self.router.take(session)) is None:
+            if self._closed:
+                raise EngineError("the engine was closed")
+            if len(self._given_up) == len(self.replicas):
+                raise EngineDead(f"no replica is left: {next(iter(self._given_up.values()))}")
+            self._changed.clear()
+            await self._changed.wait()
+        return index
+
+    def replace(self, index: int, err: EngineError) -> None:
+        """Ends a lost replica and starts it again in the background. Once per loss, however many turns notice."""
+        if not self.router.usable[index] or self._closed:
+            return
+        log.warning("%s; it is started again", err)
+        self.router.usable[index] = False
+        if not any(self.router.usable) and not self._outage_since:
+            self._outage_since = time.monotonic()
+        self.restarts += 1
+        self._restarting[index] = asyncio.create_task(self._restart(index), name=f"restart {self.replicas[index].name}")
+
+    async def rest(self) -> None:
+        """Leaves the devices to the trainer until `wake_up`. What is starting is up first: it could not be stopped
+        half way without losing the device's memory."""
+        await asyncio.gather(*self._restarting.values(), return_exceptions=True)
+        self._awake.clear()
+        await run_all(self._sleep(index, replica) for index, replica in self.usable())
+
+    def wake_up(self) -> None:
+        """The trainer is done: lost replicas are started again."""
+        self._awake.set()
+
+    async def close(self) -> None:
+        """Ends all. Idempotent."""
+        self._closed = True
+        await self._stop_restarts()
+        self.router.usable = [False] * len(self.replicas)
+        self._changed.set()
+        await asyncio.gather(*(self._end(index) for index in range(len(self.replicas))), return_exceptions=True)
+
+    async def _sleep(self, index: int, replica: Replica) -> None:
+        try:
+            await replica.sleep(2)
+        except ReplicaLost as err:
+            self.replace(index, err)
+
+    async def _restart(self, index: int) -> None:
+        for attempt in range(START_TRIES):
+            try:
+                await self._end(index)
+                await self._awake.wait()
+                await self._bring_up(index)
+                return
+            except Exception as err:  # the boundary of this task: turns wait for its end, whatever it is
+                log.warning("%s could not be started again: %s", self.replicas[index].name, err)
+                if attempt == START_TRIES - 1:
+                    self._given_up[index] = err if isinstance(err, EngineError) else EngineError(repr(err))
+                    self._changed.set()
+            await asyncio.sleep(RETRY_S * (attempt + 1))
+
+    async def _bring_up(self, index: int) -> None:
+        await _start(self.replicas[index])
+        await self._catch_up(index)
+
+    async def _end(self, index: int) -> None:
+        replica = self.replicas[index]
+        try:
+            await _within(replica.close(), CLOSE_S, f"{replica.name} did not end")
+        except EngineError as err:
+            log.warning("%s", err)
+
+    async def _stop_restarts(self) -> None:
+        tasks = list(self._restarting.values())
+        self._restarting.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def run_all(calls: Any) -> None:
+    """Runs all to their end, then raises the first failure: none is left running behind it."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+
+
+async def _start(replica: Replica) -> None:
+    await _within(replica.start(), START_S + GRACE_S, f"{replica.name} did not start")
+
+
+async def _within(call: Awaitable[None], limit_s: float, what: str) -> None:
+    """Raises EngineError when the call takes longer; a TimeoutError of its own passes through."""
+    scope = asyncio.timeout(limit_s)
+    try:
+        async with scope:
+            await call
+    except TimeoutError as err:
+        if not scope.expired():
+            raise
+        raise EngineError(f"{what} within {limit_s:.0f} s") from err

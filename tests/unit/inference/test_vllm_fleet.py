@@ -1,0 +1,136 @@
+"""Replicas that do not start, do not end, or are lost while the trainer has their device; how long an outage was."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from vllm_fakes import STOP, WEIGHTS, FakeReplica, fake_engine
+
+from swe_rl.errors import EngineError
+from swe_rl.inference.vllm import engine as engine_module
+from swe_rl.inference.vllm import fleet as fleet_module
+from swe_rl.protocols import OutageClock, SamplingParams
+
+PARAMS = SamplingParams(max_new_tokens=6, stop_ids=(STOP,), seed=0)
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "WATCH_S", 0.01)
+    monkeypatch.setattr(fleet_module, "RETRY_S", 0.0)
+    monkeypatch.setattr(fleet_module, "GRACE_S", 0.0)
+
+
+class Stubborn(FakeReplica):
+    """`start` and `close` wait for an event that never comes, when they are told to."""
+
+    def __init__(self, name: str, *, hangs: str) -> None:
+        super().__init__(name)
+        self.hangs = hangs
+
+    async def start(self) -> None:
+        await super().start()
+        if self.hangs == "start":
+            await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        await super().close()
+        if self.hangs == "close":
+            await asyncio.Event().wait()
+
+
+async def eventually(condition: Any) -> None:
+    for _ in range(500):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never came")
+
+
+async def test_a_start_that_hangs_is_an_error_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_module, "START_S", 0.05)
+    good, bad = FakeReplica("good"), Stubborn("bad", hangs="start")
+    with pytest.raises(EngineError, match="bad did not start within 0 s"):
+        await asyncio.wait_for(fake_engine(good, bad).start(), timeout=10)
+    assert good.events[-1] == bad.events[-1] == "close"
+
+
+async def test_an_end_that_hangs_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_module, "CLOSE_S", 0.05)
+    engine = fake_engine(Stubborn("bad", hangs="close"))
+    await engine.start()
+    path = engine._store.path
+    await asyncio.wait_for(engine.close(), timeout=10)
+    assert not path.exists()
+
+
+async def test_a_timeout_inside_a_start_is_not_taken_for_ours() -> None:
+    replica = FakeReplica("r0")
+
+    async def start() -> None:
+        raise TimeoutError("the driver's")
+
+    replica.start = start  # type: ignore[method-assign]
+    with pytest.raises(TimeoutError, match="the driver's"):
+        await fake_engine(replica).start()
+
+
+async def test_a_replica_lost_while_the_trainer_has_its_device_is_started_after_the_step() -> None:
+    asleep, lost = FakeReplica("asleep"), FakeReplica("lost")
+
+    async def sleep(level: int) -> None:
+        raise engine_module.ReplicaLost("gone")
+
+    async with fake_engine(asleep, lost, layout="colocated") as engine:
+        await engine.update_weights(WEIGHTS, version=0)
+        lost.sleep = sleep  # type: ignore[method-assign]
+        await engine.rest()
+        await eventually(lambda: lost.events[-1] == "close")
+        await asyncio.sleep(0.05)
+        assert lost.events[-1] == "close"  # nothing of it takes the device
+        assert asleep.events[-1] == "sleep 2"
+        await engine.update_weights(WEIGHTS, version=1)
+        await eventually(lambda: lost.held == 1)
+        assert asleep.held == 1
+
+
+async def test_a_replica_that_is_starting_is_up_before_the_trainer_takes_the_device() -> None:
+    replica = FakeReplica("r0")
+    async with fake_engine(replica, layout="colocated") as engine:
+        await engine.update_weights(WEIGHTS, version=0)
+        replica.fail_after = [2]
+        await engine.generate([11, 12], PARAMS, session="s")
+        engine.fleet.replace(0, EngineError("lost again"))
+        await engine.rest()
+        assert replica.events[-3:] == ["start", "load 0", "sleep 2"]
+
+
+async def test_an_outage_counts_only_while_nobody_can_be_asked() -> None:
+    release = asyncio.Event()
+
+    class Slow(FakeReplica):
+        async def start(self) -> None:
+            if self.events:
+                await release.wait()
+            await super().start()
+
+    first, second = Slow("r0"), Slow("r1")
+    async with fake_engine(first, second) as engine:
+        assert isinstance(engine, OutageClock)
+        await engine.update_weights(WEIGHTS, version=0)
+        engine.fleet.replace(0, EngineError("lost"))
+        await asyncio.sleep(0.05)
+        assert engine.outage_s == 0.0
+        began = time.monotonic()
+        engine.fleet.replace(1, EngineError("lost"))
+        turn = asyncio.create_task(engine.generate([11, 12], PARAMS, session="s"))
+        await asyncio.sleep(0.05)
+        assert 0.05 <= engine.outage_s <= time.monotonic() - began
+        release.set()
+        await turn
+        ended = engine.outage_s
+        await asyncio.sleep(0.02)
+        assert engine.outage_s == ended
