@@ -99,6 +99,20 @@ def open_run_dir(path: str, *, label: str, resume: bool, config_yaml: str, world
     return run
 
 
+def check_ranks_agree(config_yaml: str) -> None:
+    """ConfigError, on every rank, unless all ranks were started with the same configuration. Collective."""
+    from swe_rl.training import mesh  # torch, which those who only look into a directory do not need
+
+    first, *others = (_flat(OmegaConf.to_container(OmegaConf.create(t))) for t in mesh.gather_objects([config_yaml]))
+    for rank, other in enumerate(others, start=1):
+        for key in [*first, *(key for key in other if key not in first)]:
+            if first.get(key) != other.get(key):
+                raise ConfigError(
+                    f"{key} is {first.get(key)} on rank 0 and {other.get(key)} on rank {rank}: start all nodes with "
+                    "the same words and files"
+                )
+
+
 def _check_same(run_dir: Path, config_yaml: str, *, world_size: int) -> None:
     """A run goes on as it began: another configuration would make its results those of neither."""
     stored = (run_dir / "world_size").read_text().strip() if (run_dir / "world_size").exists() else "1"

@@ -72,8 +72,8 @@ DEEPSWE = {
 # arXiv:2511.16108 (SA-SWE-32B), where it differs.
 SKYRL = {
     "cluster.num_nodes": 2,
-    "trainer.tensor_parallel": 8,  # ours: with 2 ranks per row one copy of the model on 16 GPUs
-    "trainer.context_parallel": 2,
+    "trainer.tensor_parallel": 8,  # ours: one copy of the model on 8 GPUs
+    "trainer.context_parallel": 1,
     "algo.dual_clip": 3.0,  # SkyRL's default for its dual clip
     "algo.clip_high": 0.28,
     "algo.stop_preset": "skyrl",

@@ -28,7 +28,7 @@ from swe_rl.models.rope import rope_from_config
 from swe_rl.training.megatron.convert import open_reader
 from swe_rl.training.megatron.core_attention import PackedCoreAttention
 from swe_rl.training.megatron.grid import Grid, open_grid
-from swe_rl.training.megatron.model import build_chunks
+from swe_rl.training.megatron.model import build_stage
 from swe_rl.training.megatron.parts import Exchange, Part, local_parts
 from swe_rl.training.megatron.passes import Passes, Scored
 from swe_rl.training.megatron.publish import ReplicaWeightSource
@@ -64,13 +64,12 @@ class MegatronBackend:
         objective: str = "policy_gradient",
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
-        virtual_pipeline: int = 1,
     ) -> None:
         self.model, self.device = model, torch.device(device)
         self.dtype = dtype or next(model.parameters()).dtype
         self.policy_version, self.step, self.num_skipped_steps = 0, 0, 0
         self.pair_cost = pair_cost(model)
-        self.grid: Grid = open_grid(cfg, device=self.device, virtual_pipeline=virtual_pipeline)
+        self.grid: Grid = open_grid(cfg, device=self.device)
         self.shape = shape_from_config(model.config, name=model.config.name_or_path or "the model")
         self._build(cfg, self.dtype)
         if any(param.is_meta for param in model.parameters()):
@@ -82,13 +81,13 @@ class MegatronBackend:
         self.new_phase(cfg, algo=algo, objective=objective)
 
     def _build(self, cfg: TrainerConfig, dtype: torch.dtype) -> None:
-        """Chunks and masters without values."""
+        """Stage and masters without values."""
         self.dtype = dtype
-        self.chunks = build_chunks(self.model.config, self.shape, self.grid, cfg, dtype=dtype)
+        self.stage = build_stage(self.model.config, self.shape, self.grid, cfg, dtype=dtype)
         self._rope = rope_from_config(self.model.config)
-        self.parts = local_parts(self.chunks, self.shape, self.grid)
+        self.parts = local_parts(self.stage, self.shape, self.grid)
         self.exchange = Exchange(self.parts, self.shape, self.grid)
-        self.passes = Passes(chunks=self.chunks, grid=self.grid, vocab=self.shape.vocab)
+        self.passes = Passes(stage=self.stage, grid=self.grid, vocab=self.shape.vocab)
         self.masters = ShardedMasters(self.parts, self.grid, offload=cfg.offload)
 
     def new_phase(
@@ -149,8 +148,7 @@ class MegatronBackend:
         self.masters.zero_grad()
         rows, _ = replica_rows(batches, self.grid)
         prepared = [rank_row(batch, index, self.grid, scoring=False) for index, batch in enumerate(rows)]
-        for chunk in self.chunks:
-            chunk.train()
+        self.stage.train()
         self.passes.train(prepared, algo=self.algo, objective=objective, totals=totals)
         if not self.grid.is_last_stage:  # it has seen no loss: nothing to add, but it takes part in the sums
             nothing = torch.zeros(0, device=self.device)
@@ -184,8 +182,7 @@ class MegatronBackend:
         self._follow_rope()
         rows, own = replica_rows(batches, self.grid)
         prepared = [rank_row(batch, index, self.grid, scoring=True) for index, batch in enumerate(rows)]
-        for chunk in self.chunks:
-            chunk.eval()
+        self.stage.eval()
         scored = self._of_replica(self.passes.score(prepared))
         found = [torch.full((len(batch.labels),), math.nan) for batch in batches]
         for index, chosen, values in scored:
@@ -316,10 +313,9 @@ class MegatronBackend:
         rope = rope_from_config(self.model.config)
         if rope != self._rope:
             self._rope = rope
-            for chunk in self.chunks:
-                for module in chunk.modules():
-                    if isinstance(module, PackedCoreAttention):
-                        module.set_rope(rope)
+            for module in self.stage.modules():
+                if isinstance(module, PackedCoreAttention):
+                    module.set_rope(rope)
 
 
 def _layout_keys(cfg: TrainerConfig) -> tuple[Any, ...]:

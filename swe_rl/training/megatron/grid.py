@@ -56,11 +56,12 @@ class Grid:
         """Tokens between the matrix products are split over the tensor parallel ranks."""
         return self.tensor.size > 1
 
-    def place(self, virtual: int) -> Rank:
-        return Rank(self.tensor.rank, self.pipeline.rank, virtual, self.expert.rank)
+    @property
+    def place(self) -> Rank:
+        return Rank(tensor=self.tensor.rank, pipeline=self.pipeline.rank, expert=self.expert.rank)
 
 
-def grid_sizes(cfg: TrainerConfig, *, world_size: int, virtual_pipeline: int = 1) -> MegatronLayout:
+def grid_sizes(cfg: TrainerConfig, *, world_size: int) -> MegatronLayout:
     """The layout that the keys ask for. ConfigError, naming keys, when the processes cannot be shared out so."""
     used = cfg.tensor_parallel * cfg.context_parallel * cfg.pipeline_parallel
     keys = (
@@ -81,14 +82,13 @@ def grid_sizes(cfg: TrainerConfig, *, world_size: int, virtual_pipeline: int = 1
     return MegatronLayout(
         tensor_parallel=cfg.tensor_parallel,
         pipeline_parallel=cfg.pipeline_parallel,
-        virtual_pipeline=virtual_pipeline,
         expert_parallel=cfg.expert_parallel,
     )
 
 
-def open_grid(cfg: TrainerConfig, *, device: torch.device, virtual_pipeline: int = 1) -> Grid:
+def open_grid(cfg: TrainerConfig, *, device: torch.device) -> Grid:
     """Makes the process groups of the layout. Collective; once per process, and again only with equal sizes."""
-    layout = grid_sizes(cfg, world_size=mesh.world_size(), virtual_pipeline=virtual_pipeline)
+    layout = grid_sizes(cfg, world_size=mesh.world_size())
     if not dist.is_initialized():  # a single process: megatron-core needs a group all the same
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     if device.type == "cpu":
@@ -100,7 +100,6 @@ def open_grid(cfg: TrainerConfig, *, device: torch.device, virtual_pipeline: int
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=cfg.tensor_parallel,
         pipeline_model_parallel_size=cfg.pipeline_parallel,
-        virtual_pipeline_model_parallel_size=virtual_pipeline if virtual_pipeline > 1 else None,
         context_parallel_size=cfg.context_parallel,
         expert_model_parallel_size=cfg.expert_parallel,
         expert_tensor_parallel_size=cfg.tensor_parallel,

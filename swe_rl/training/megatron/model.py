@@ -27,8 +27,8 @@ from swe_rl.training.planning.shapes import ModelShape
 Head = Callable[[Tensor, Tensor], Tensor]  # (hidden [n, H] of this rank, weight of the head [V / R, H]) -> output
 
 
-def build_chunks(hf_config: Any, shape: ModelShape, grid: Grid, cfg: TrainerConfig, *, dtype: torch.dtype) -> list[Any]:
-    """The model chunks of this process, uninitialised, in `dtype`. ConfigError for a model that does not fit."""
+def build_stage(hf_config: Any, shape: ModelShape, grid: Grid, cfg: TrainerConfig, *, dtype: torch.dtype) -> Any:
+    """The model of this process: its stage, uninitialised, in `dtype`. ConfigError for a model that does not fit."""
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 
     if shape.num_experts:
@@ -45,25 +45,20 @@ def build_chunks(hf_config: Any, shape: ModelShape, grid: Grid, cfg: TrainerConf
         normalization="RMSNorm",
     )
     _use_row_norm(spec, qk_norm=shape.qk_norm)
-    chunks = []
+    stage, last = grid.pipeline.rank, grid.pipeline.size - 1
+    count = get_num_layers_to_build(config, None, stage)
     with host_device.building():
-        for virtual in range(grid.layout.virtual_pipeline):
-            vp_stage = virtual if grid.layout.virtual_pipeline > 1 else None
-            stage = virtual * grid.layout.pipeline_parallel + grid.pipeline.rank
-            count = get_num_layers_to_build(config, vp_stage, grid.pipeline.rank)
-            model = gpt_class()(
-                config,
-                TransformerBlockSubmodules(layer_specs=[spec] * count, layer_norm=RowNorm),
-                grid.layout.padded_vocab(shape.vocab),
-                max_sequence_length=hf_config.max_position_embeddings,
-                position_embedding_type="none",
-                pre_process=stage == 0,
-                post_process=stage == grid.layout.num_stages - 1,
-                share_embeddings_and_output_weights=shape.tied,
-                vp_stage=vp_stage,
-            )
-            chunks.append(model.to(grid.device))
-    return chunks
+        model = gpt_class()(
+            config,
+            TransformerBlockSubmodules(layer_specs=[spec] * count, layer_norm=RowNorm),
+            grid.layout.padded_vocab(shape.vocab),
+            max_sequence_length=hf_config.max_position_embeddings,
+            position_embedding_type="none",
+            pre_process=stage == 0,
+            post_process=stage == last,
+            share_embeddings_and_output_weights=shape.tied,
+        )
+    return model.to(grid.device)
 
 
 def transformer_config(hf: Any, shape: ModelShape, grid: Grid, cfg: TrainerConfig, *, dtype: torch.dtype) -> Any:
@@ -73,8 +68,6 @@ def transformer_config(hf: Any, shape: ModelShape, grid: Grid, cfg: TrainerConfi
     options: dict[str, Any] = {}
     if cfg.activation_checkpointing:
         options |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-    if grid.layout.virtual_pipeline > 1:
-        options["virtual_pipeline_model_parallel_size"] = grid.layout.virtual_pipeline
     return TransformerConfig(
         num_layers=shape.num_layers,
         hidden_size=shape.hidden,
@@ -144,8 +137,8 @@ def gpt_class() -> Any:
     return HeadGPTModel
 
 
-def run_chunk(model: Any, input_ids: Tensor, packed_seq_params: Any, head: Head) -> Tensor:
-    """One forward pass of a chunk on the rows [n] of this rank: hidden states for the next stage, or what `head`
+def run_stage(model: Any, input_ids: Tensor, packed_seq_params: Any, head: Head) -> Tensor:
+    """One forward pass of a stage on the rows [n] of this rank: hidden states for the next stage, or what `head`
     returns on the last one."""
     hook: dict[str, Any] = {}
     if has_hook():

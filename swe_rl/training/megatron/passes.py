@@ -1,4 +1,4 @@
-"""Forward and backward passes over micro-batches, by megatron-core's own schedules (none, 1F1B, interleaved).
+"""Forward and backward passes over micro-batches, by megatron-core's own schedules (one stage, or 1F1B).
 
 The last stage computes the loss with our vocabulary-parallel head. Megatron takes it as three values, (loss, tokens,
 statistics), of which it divides nothing: token weights hold every denominator, so gradients are only ever added.
@@ -19,7 +19,7 @@ from swe_rl import ops
 from swe_rl.config import AlgoConfig
 from swe_rl.training.megatron.core_attention import packed_params
 from swe_rl.training.megatron.grid import Grid
-from swe_rl.training.megatron.model import run_chunk
+from swe_rl.training.megatron.model import run_stage
 from swe_rl.training.megatron.rows import RankRow
 from swe_rl.training.policy_model import loss_columns, loss_rules
 from swe_rl.training.stats import StepTotals
@@ -29,9 +29,9 @@ Scored = tuple[int, Tensor, Tensor]  # index of the row, which of its targets, t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
-    """The chunks of this process and what they need for a pass."""
+    """The stage of this process and what it needs for a pass."""
 
-    chunks: Sequence[Any]
+    stage: Any
     grid: Grid
     vocab: int  # without padding
 
@@ -71,12 +71,12 @@ class Passes:
 
         def step(source: Iterator[RankRow], model: Any) -> tuple[Tensor, Callable[..., Any]]:
             row = next(source)
-            return run_chunk(model, row.inputs.input_ids, packed_params(row.inputs), partial(head, row)), result_of(row)
+            return run_stage(model, row.inputs.input_ids, packed_params(row.inputs), partial(head, row)), result_of(row)
 
         found: list[Any] = get_forward_backward_func()(
             forward_step_func=step,
-            data_iterator=[iter(rows) for _ in self.chunks],
-            model=list(self.chunks),
+            data_iterator=iter(rows),
+            model=self.stage,
             num_microbatches=len(rows),
             seq_length=self.grid.tensor.size * self.grid.context.size,  # not read: lengths vary
             micro_batch_size=1,

@@ -1,6 +1,6 @@
 """Steps of the Megatron backend in many layouts against Hugging Face's model: `python megatron_layouts_worker.py OUT`.
 
-Reads OUT/cases.json, a list of {name, family, dtype, layout of TrainerConfig keys, virtual, processes, from}; writes
+Reads OUT/cases.json, a list of {name, family, dtype, layout of TrainerConfig keys, processes, from, stream}; writes
 OUT/NAME.json with errors relative to a single process of transformers, autograd and torch's AdamW, after two steps. A
 case that names another in `from` takes its state after the first step, in its own layout. Ranks of a case are forks of
 this process, so libraries are imported once and the references made once.
@@ -164,7 +164,7 @@ def make(case: dict[str, Any], folder: Path) -> MegatronBackend:
             model.save_pretrained(directory)
         dist.barrier()
         model = model.to("meta")
-    return MegatronBackend(model, cfg, algo=ALGO, dtype=dtype, virtual_pipeline=case.get("virtual", 1))
+    return MegatronBackend(model, cfg, algo=ALGO, dtype=dtype)
 
 
 def errors(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> tuple[float, str]:

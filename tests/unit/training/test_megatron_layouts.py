@@ -28,7 +28,7 @@ TOKENS = [181, 87]  # of all rows, trained
 
 
 def case(name: str, family: str, processes: int, dtype: str = "float64", **more: Any) -> dict[str, Any]:
-    options = {key: more.pop(key) for key in ("virtual", "from_", "stream") if key in more}
+    options = {key: more.pop(key) for key in ("from_", "stream") if key in more}
     found = {"name": name, "family": family, "processes": processes, "dtype": dtype, "layout": more}
     return {**found, **{key.rstrip("_"): value for key, value in options.items()}}
 
@@ -37,7 +37,6 @@ CASES = [
     case("tp2", "nano", 2, **{T: 2}),
     case("tp2-cp2-recompute", "qwen3", 4, **{T: 2, C: 2, "activation_checkpointing": True}),
     case("tp2-pp2-tied", "nano", 4, **{T: 2, P: 2}),
-    case("pp2-interleaved", "llama", 2, virtual=2, **{P: 2}),
     case("dp4-offload", "qwen2", 4, offload=True),
     case("one", "qwen3", 1),
     case("dp2", "nano", 2),

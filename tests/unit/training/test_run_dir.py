@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from swe_rl.errors import ConfigError
-from swe_rl.training.run_dir import RunDir, open_run_dir
+from swe_rl.training import mesh
+from swe_rl.training.run_dir import RunDir, check_ranks_agree, open_run_dir
 
 CONFIG = "seed: 0\nresume: false\nthreads: 0\nrun_dir: ''\nphases:\n- name: rl\n  steps: 2\n  betas: [0.9, 0.95]\n"
 
@@ -84,3 +85,11 @@ def test_a_megatron_run_may_resume_in_another_layout(tmp_path: Path) -> None:
     open_run_dir(run, label="x", resume=False, config_yaml=config("torch", 1))
     with pytest.raises(ConfigError, match=r"trainer\.tensor_parallel=2 is 1"):
         open_run_dir(run, label="x", resume=True, config_yaml=config("torch", 2))
+
+
+def test_ranks_with_different_configurations(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_ranks_agree(CONFIG)
+    other = CONFIG.replace("steps: 2", "steps: 3")
+    monkeypatch.setattr(mesh, "gather_objects", lambda values: [*values, CONFIG, other])
+    with pytest.raises(ConfigError, match=r"phases\.rl\.steps is 2 on rank 0 and 3 on rank 2: start all nodes"):
+        check_ranks_agree(CONFIG)
