@@ -7,9 +7,12 @@ backward, and the choice of the cost model at least 95 % as fast as the best tha
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
+import torch.utils.deterministic
 from attention_providers import PROVIDERS, CannotRun, run_provider
 from attention_shapes import AttentionCase, make_inputs
 from measure import Times, interleaved
@@ -27,10 +30,25 @@ CAUSAL_ONLY = ("sdpa_per_document", "sdpa_repeated_keys", "sdpa_mask")  # left o
 
 def attention_section(suite: Any) -> None:
     """Documents at every size, then packed documents and a tree at one."""
-    for tokens in TOKENS:
-        _compare(suite, tokens, "document")
-    for mask in ("documents", "tree"):
-        _compare(suite, 32768, mask)
+    with _fixed_order():
+        for tokens in TOKENS:
+            _compare(suite, tokens, "document")
+        for mask in ("documents", "tree"):
+            _compare(suite, 32768, mask)
+
+
+@contextmanager
+def _fixed_order() -> Iterator[None]:
+    """torch's flag for the process, which its kernel needs to be a choice. What torch would do to new tensors for the
+    sake of the flag is left out: filling them costs time."""
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = filled
 
 
 def _compare(suite: Any, tokens: int, mask: str) -> None:
@@ -88,9 +106,7 @@ def _record(
 
 def _record_choice(suite: Any, label: str, times: dict[str, Times]) -> None:
     """How much slower the cost model's choice is than the fastest that promises the same bits every time."""
-    others = {
-        name: found.quantile(0.5) for name, found in times.items() if name not in ("ours", "ours_triton_fast", "flex")
-    }
+    others = {name: found.quantile(0.5) for name, found in times.items() if name not in NO_RIVALS}
     if "ours" not in times or not others:
         return
     best = min(others, key=lambda name: others[name])

@@ -13,7 +13,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .attention_tiles import LOG2_E, load_rows, log2_sums, masked_scores, store_rows, tile_columns, tile_rows
+from .attention_tiles import (
+    LOG2_E,
+    load_rows,
+    load_seen_rows,
+    log2_sums,
+    masked_scores,
+    store_rows,
+    tile_columns,
+    tile_rows,
+)
 from .launch import KernelConfig, cdiv, on_device
 
 DELTA_ROWS = 64
@@ -73,20 +82,27 @@ def add_queries(
     """Adds what the queries [first, first + BLOCK_M) give to (dk, dv) [N, D] fp32; dk lacks its factor."""
     dk, dv = state
     rows = tile_rows(first, num_tokens, MASKED, BLOCK_M)
-    query = load_rows(q_base, first, rows, q_stride, D, BLOCK_D, UPCAST)
-    grad = load_rows(grad_base, first, rows, grad_stride, D, BLOCK_D, UPCAST)
+    log_sum = log2_sums(lse, first, rows)
+    if MASKED:
+        seeing = log_sum != float("inf")
+        query = load_seen_rows(q_base, first, rows, seeing, q_stride, D, BLOCK_D, UPCAST)
+        grad = load_seen_rows(grad_base, first, rows, seeing, grad_stride, D, BLOCK_D, UPCAST)
+    else:
+        query = load_rows(q_base, first, rows, q_stride, D, BLOCK_D, UPCAST)
+        grad = load_rows(grad_base, first, rows, grad_stride, D, BLOCK_D, UPCAST)
     scores = tl.dot(key, tl.trans(query), input_precision="ieee")
     if MASKED:  # ends are read again each time: kept in registers, they would be spilled in both loops
         near = tile_rows(first_key, num_tokens, True, BLOCK_N)
         end = tl.load(kv_end + first_key.to(tl.int64) + near)
         col = first_key + tl.arange(0, BLOCK_N)
         scores = masked_scores(scores, (first + tl.arange(0, BLOCK_M))[None, :], col[:, None], end[:, None])
-    log_sum = log2_sums(lse, first, rows)
     p = tl.exp2(tl.fma(scores, scale, -log_sum[None, :]))
     dp = tl.dot(value, tl.trans(grad), input_precision="ieee")
     dv = tl.dot(p.to(grad.dtype), grad, dv, input_precision="ieee")
     shift = tl.load(delta + first.to(tl.int64) + rows)
     ds = p * (dp - shift[None, :])
+    if MASKED:
+        ds = tl.where(p == 0.0, 0.0, ds)  # NaN stays
     narrow = ds.to(query.dtype)
     dk = tl.dot(narrow, query, dk, input_precision="ieee")
     if ATOMIC_DQ:
@@ -116,7 +132,8 @@ def key_grad_kernel(
     key_head = program % KEY_HEADS
     first = block * BLOCK_N
     near = tile_rows(first, num_tokens, True, BLOCK_N)
-    key = load_rows(k + key_head.to(tl.int64) * k_head, first, near, k_stride, D, BLOCK_D, UPCAST)
+    seen = tl.load(kv_end + first.to(tl.int64) + near) > first + tl.arange(0, BLOCK_N)
+    key = load_seen_rows(k + key_head.to(tl.int64) * k_head, first, near, seen, k_stride, D, BLOCK_D, UPCAST)
     value = load_rows(v + key_head.to(tl.int64) * v_head, first, near, v_stride, D, BLOCK_D, UPCAST)
     # Blocks of queries: [start, whole) under the mask, [whole, part) see every key, [part, stop) under the mask.
     start = first // BLOCK_M
@@ -158,14 +175,21 @@ def add_keys(
 ):  # fmt: skip
     """Adds what the keys [first, first + BLOCK_N) give to dq [M, D] fp32, which lacks its factor."""
     near = tile_rows(first, num_tokens, MASKED, BLOCK_N)
-    key = load_rows(key_base, first, near, key_stride, D, BLOCK_D, UPCAST)
+    col = first + tl.arange(0, BLOCK_N)
+    if MASKED:
+        seen = tl.load(kv_end + first.to(tl.int64) + near) > col
+        key = load_seen_rows(key_base, first, near, seen, key_stride, D, BLOCK_D, UPCAST)
+    else:
+        key = load_rows(key_base, first, near, key_stride, D, BLOCK_D, UPCAST)
     value = load_rows(value_base, first, near, value_stride, D, BLOCK_D, UPCAST)
     scores = tl.dot(query, tl.trans(key), input_precision="ieee")
     if MASKED:
         end = tl.load(kv_end + first.to(tl.int64) + near)
-        scores = masked_scores(scores, row[:, None], (first + tl.arange(0, BLOCK_N))[None, :], end[None, :])
+        scores = masked_scores(scores, row[:, None], col[None, :], end[None, :])
     p = tl.exp2(tl.fma(scores, scale, -log_sum[:, None]))
     ds = p * (tl.dot(grad, tl.trans(value), input_precision="ieee") - shift[:, None])
+    if MASKED:
+        ds = tl.where(p == 0.0, 0.0, ds)  # NaN stays
     return tl.dot(ds.to(key.dtype), key, dq, input_precision="ieee")
 
 

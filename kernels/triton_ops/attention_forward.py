@@ -12,7 +12,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .attention_tiles import LN_2, LOG2_E, load_rows, masked_scores, store_rows, tile_columns, tile_rows
+from .attention_tiles import (
+    LN_2,
+    LOG2_E,
+    load_rows,
+    load_seen_rows,
+    masked_scores,
+    store_rows,
+    tile_columns,
+    tile_rows,
+)
 from .launch import KernelConfig, cdiv, on_device
 
 # By the first digits of the compute capability and BLOCK_D; 8.x covers devices with 99 KiB of shared memory.
@@ -55,7 +64,11 @@ def attend(
     p = tl.exp2(tl.fma(scores, scale, -origin[:, None]))
     shrink = tl.exp2(top - origin)
     total = tl.fma(total, shrink, tl.sum(p, axis=1))
-    value = load_rows(value_base, first, near, value_stride, D, BLOCK_D, UPCAST)
+    if MASKED:
+        seen = tl.load(kv_end + first.to(tl.int64) + near) > first + tl.arange(0, BLOCK_N)
+        value = load_seen_rows(value_base, first, near, seen, value_stride, D, BLOCK_D, UPCAST)
+    else:
+        value = load_rows(value_base, first, near, value_stride, D, BLOCK_D, UPCAST)
     acc = tl.dot(p.to(value.dtype), value, acc * shrink[:, None], input_precision="ieee")
     return acc, higher, total
 

@@ -1,8 +1,10 @@
 """Device functions shared by the attention kernels: tiles of rows from memory, and scores under the interval mask.
 
 Letters: T tokens, M queries and N keys of a tile, D head dim (BLOCK_D: the next power of two). Offsets inside a tile
-are 32-bit from a 64-bit base; rows beyond the last token repeat it and are masked or dropped by the caller. Scores are
-kept in units of log2, as exp2 is what the hardware has; products and additions around it are explicit fma.
+are 32-bit from a 64-bit base; rows beyond the last token repeat it and are masked or dropped by the caller. Padding may
+hold NaN, and 0 times NaN is NaN: a product whose probabilities are 0 for it gets its rows as 0 (load_seen_rows), and
+score gradients are 0 where the probability is. Scores are kept in units of log2, as exp2 is what the hardware has;
+products and additions around it are explicit fma.
 """
 
 import triton
@@ -30,6 +32,20 @@ def load_rows(base, first, rows, stride, D: tl.constexpr, BLOCK_D: tl.constexpr,
         tile = tl.load(place)
     else:
         tile = tl.load(place, mask=ds[None, :] < D, other=0.0)
+    if UPCAST:
+        tile = tile.to(tl.float32)
+    return tile
+
+
+@triton.jit
+def load_seen_rows(base, first, rows, seen, stride, D: tl.constexpr, BLOCK_D: tl.constexpr, UPCAST: tl.constexpr):
+    """As load_rows; rows that are not `seen` [BLOCK] bool are not read and are 0."""
+    ds = tl.arange(0, BLOCK_D)
+    place = base + first.to(tl.int64) * stride + (rows[:, None] * stride + ds[None, :])
+    if D == BLOCK_D:
+        tile = tl.load(place, mask=seen[:, None], other=0.0)
+    else:
+        tile = tl.load(place, mask=seen[:, None] & (ds < D)[None, :], other=0.0)
     if UPCAST:
         tile = tile.to(tl.float32)
     return tile

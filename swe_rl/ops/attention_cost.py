@@ -1,8 +1,10 @@
 """How long each way of computing attention would take on a GPU: products, merging and launches, in seconds.
 
-Rates are TFLOP/s of forward and backward with head_dim 128 in bf16 on one long causal document, deterministic: what
-the authors publish for H100 and A100, and for our kernels the target. Only their proportions matter, and
-benchmarks/gpu_suite.py measures them.
+All figures below are assumptions, none was measured by this project. Rates are TFLOP/s of forward and backward with
+head_dim 128 in bf16 on one long causal document, deterministic: those of others are what their authors publish for A100
+and H100 (for Blackwell FlashAttention 4's; the rest as on H100), those of "triton" are what our kernels aim at. Only
+their proportions matter to a choice. benchmarks/gpu_suite.py (section attention, TFLOP/s of each name from 4k to 131k
+tokens) measures them: a figure that differs belongs here.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 
 from swe_rl.ops.attention_mask import Run
 
-RATES: dict[int, dict[str, tuple[float, float]]] = {  # by the first digits of the compute capability
+ASSUMED_TFLOPS: dict[int, dict[str, tuple[float, float]]] = {  # by the first digits of the compute capability
     8: {"flash2": (190, 160), "torch_flash": (185, 155), "triton": (150, 100)},
     9: {
         "flash3": (650, 475),
@@ -28,7 +30,7 @@ RATES: dict[int, dict[str, tuple[float, float]]] = {  # by the first digits of t
         "triton": (450, 300),
     },
 }
-BYTES_PER_S = {8: 1.6e12, 9: 3.0e12, 10: 6.5e12}
+BYTES_PER_S = {8: 1.6e12, 9: 3.0e12, 10: 6.5e12}  # of device memory, some 10 % below the data sheets
 LAUNCH_S = 2e-5  # one more call, with the small operations around it
 HALF_TILE = 64  # queries or keys that a kernel computes beyond the end of a stretch, on average
 
@@ -88,8 +90,8 @@ def cheapest(
     found: Sequence[Run], num_calls: int | None, usable: Sequence[str], shape: Shape, major: int
 ) -> tuple[str, Mapping[str, float]]:
     """(name, seconds of each): the fastest of `usable`, the first of equals. num_calls None: runs do not nest."""
-    table = RATES.get(major, RATES[8])
-    major = major if major in RATES else 8
+    table = ASSUMED_TFLOPS.get(major, ASSUMED_TFLOPS[8])
+    major = major if major in ASSUMED_TFLOPS else 8
     costs: dict[str, float] = {}
     for name in usable:
         rates = table.get(name)

@@ -28,7 +28,8 @@ def attention(
     q [T, Hq, D], k and v [T, Hkv, D] of one of bf16, fp16, fp32, fp64, Hq a multiple of Hkv; kv_end [T] int32: key k is
     visible to queries k <= q < kv_end[k], padding has kv_end[k] = k. scale: of the scores, 1/sqrt(D) by default.
     impl: auto, reference, cpu (torch's kernel for CPUs), triton (ours), flash (FlashAttention 3, 4, 2 or torch's, for
-    documents and forests). deterministic=False lets our kernels add up the gradient of q in any order, which is faster.
+    documents and forests). deterministic=False lets our kernels add up the gradient of q in any order, which is faster;
+    torch's kernel is taken for it, or where the process has called torch.use_deterministic_algorithms(True).
     Returns out [T, Hq, D] in the dtype of q; rows that see no key are 0 and get gradient 0. Sums are fp32 (fp64), no
     [T, T] matrix exists but in reference. First derivatives only, but there. Raises ConfigError for a bad `impl`,
     ValueError for tensors that do not fit.
@@ -51,7 +52,7 @@ def attention_with_lse(
     lse is -inf for rows that see no key, and a constant for autograd.
     """
     number = check_attention(q, k, v, kv_end, scale)
-    chosen = pick_impl(impl, q.device, q.dtype, q.shape[2])
+    chosen = pick_impl(impl, q.device, q.dtype, q.shape[2], deterministic)
     if chosen == "reference":
         out, lse = attention_reference.attention(q, k, v, kv_end, number)
     else:
@@ -60,7 +61,7 @@ def attention_with_lse(
 
 
 @torch.compiler.assume_constant_result
-def pick_impl(impl: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
+def pick_impl(impl: str, device: torch.device, dtype: torch.dtype, head_dim: int, deterministic: bool) -> str:
     """Name of the implementation to use; on a GPU "auto" and "flash" stay, as the mask decides at each call.
 
     Raises ConfigError for a name that is unknown or cannot run here.
@@ -81,7 +82,7 @@ def pick_impl(impl: str, device: torch.device, dtype: torch.dtype, head_dim: int
             raise ConfigError(f"impl='triton' of attention cannot run here: {reason}")
         log_choice(impl, "asked for")
         return impl
-    names, reasons = usable_names(device, dtype, head_dim)
+    names, reasons = usable_names(device, dtype, head_dim, deterministic=deterministic)
     if impl == "flash" and not set(names) - {"triton"}:
         raise ConfigError(f"impl='flash' of attention cannot run here: {'; '.join(reasons.values())}")
     if not names:

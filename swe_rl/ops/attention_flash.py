@@ -3,6 +3,9 @@
 Each is imported when it is asked for, and used only after it has computed a small case on the device as the reference
 does, forward and backward: their low-level functions take arguments that differ from release to release, and a
 misunderstanding would not raise. What was wrong is told once; `usable` repeats it.
+
+Backward passes add up in a fixed order. That of torch takes no argument for it but asks a flag of the whole process,
+which belongs to the process: nothing here sets it, and `any_order` says when it is not set.
 """
 
 from __future__ import annotations
@@ -10,8 +13,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -92,7 +94,7 @@ class Flash4:
 
 
 class TorchFlash:
-    """The operators behind torch.nn.attention.varlen."""
+    """The operators behind torch.nn.attention.varlen. The order of additions of backward: see any_order."""
 
     name = "torch_flash"
     module = "torch.nn.attention.varlen"
@@ -107,10 +109,9 @@ class TorchFlash:
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, segments: Segments, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         state = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of dropout, which there is none of
-        with _deterministic():
-            found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
-                grad, q, k, v, out, lse, *_lengths(segments).values(), 0.0, segments.causal, state, state, scale=scale
-            )
+        found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
+            grad, q, k, v, out, lse, *_lengths(segments).values(), 0.0, segments.causal, state, state, scale=scale
+        )
         return found
 
 
@@ -137,16 +138,13 @@ def _lengths(segments: Segments) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def _deterministic() -> Iterator[None]:
-    """torch's backward asks the global flag whether its order of additions must be fixed; where that only warns, it
-    is not."""
-    before, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before, warn_only=warn)
+def any_order(name: str) -> str:
+    """Why gradients of the kernel may be added up in another order every time; empty if they are not. torch's reads two
+    flags: where a choice without a fixed order only warns, it takes that one."""
+    fixed = torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+    if name != TorchFlash.name or fixed:
+        return ""
+    return f"{name} adds up in any order unless the process calls torch.use_deterministic_algorithms(True)"
 
 
 @functools.cache
@@ -190,7 +188,7 @@ def probe(kernel: SegmentKernel, device: torch.device, dtype: torch.dtype, head_
             query, key, value = (t.float().requires_grad_() for t in (q, k, v))
             want, want_lse = attention_reference.attention(query, key, value, kv_end.to(device), scale)
             grads = torch.autograd.grad(want, (query, key, value), grad.float())
-        for mine, right in zip(found, (want, want_lse, *grads), strict=True):
+        for mine, right in zip(found, (want.detach(), want_lse.detach(), *grads), strict=True):
             worst = max(worst, float((mine.float() - right).abs().max() / right.abs().max()))
     return worst
 

@@ -16,11 +16,13 @@ def attention(q: Tensor, k: Tensor, v: Tensor, kv_end: Tensor, scale: float) -> 
     """
     wide = torch.promote_types(q.dtype, torch.float32)
     shared = q.shape[1] // k.shape[1]
-    query = q.to(wide).transpose(0, 1)
-    key, value = (t.to(wide).transpose(0, 1).repeat_interleave(shared, dim=0) for t in (k, v))
     mask = dense_mask(kv_end)
+    blind, unseen = ~mask.any(dim=1)[:, None], ~mask.any(dim=0)[:, None]
+    # What padding holds, and its gradient, may be NaN, and 0 times NaN is NaN.
+    query = q.to(wide).transpose(0, 1).masked_fill(blind, 0.0)
+    key, value = (t.to(wide).transpose(0, 1).masked_fill(unseen, 0.0).repeat_interleave(shared, dim=0) for t in (k, v))
     scores = (query @ key.transpose(1, 2) * scale).masked_fill(~mask, -torch.inf)
     lse = torch.logsumexp(scores, dim=-1)
     # Rows without a visible key would be exp(-inf + inf), and their gradient NaN.
-    weights = torch.exp((scores - lse.masked_fill(~mask.any(dim=1), 0.0)[..., None]).masked_fill(~mask, -torch.inf))
-    return (weights @ value).transpose(0, 1).to(q.dtype), lse
+    weights = torch.exp((scores - lse.masked_fill(blind[:, 0], 0.0)[..., None]).masked_fill(~mask, -torch.inf))
+    return (weights @ value).masked_fill(blind, 0.0).transpose(0, 1).to(q.dtype), lse

@@ -1,5 +1,6 @@
-"""Which kernel computes one call of attention, and the call itself. The choice is a function of mask, shape and device,
-so that the backward pass takes the same way as the forward pass."""
+"""Which kernel computes one call of attention, and the call itself. The choice is a function of mask, shape, device and
+torch's flag for deterministic algorithms, so that the backward pass takes the same way as the forward pass; each could
+also take the output and LSE of another."""
 
 from __future__ import annotations
 
@@ -25,14 +26,18 @@ def log_choice(impl: str, reason: str) -> None:
     log.info("attention: impl=%s (%s)", impl, reason)
 
 
-def usable_names(device: torch.device, dtype: torch.dtype, head_dim: int) -> tuple[list[str], dict[str, str]]:
-    """(kernels that can run there, why the others cannot)."""
+def usable_names(
+    device: torch.device, dtype: torch.dtype, head_dim: int, *, deterministic: bool
+) -> tuple[list[str], dict[str, str]]:
+    """(kernels that can run there, why the others cannot); `deterministic`: those that add up in a fixed order."""
     names, reasons = [], {}
     for name in (*attention_flash.KERNELS, "triton"):
         if name == "triton":
             fine, reason = attention_triton.usable(device.type, dtype, head_dim)
         else:
             fine, reason = attention_flash.usable(name, device, dtype, head_dim)
+            if fine and deterministic and (unordered := attention_flash.any_order(name)):
+                fine, reason = False, unordered
         if fine:
             names.append(name)
         else:
@@ -40,9 +45,9 @@ def usable_names(device: torch.device, dtype: torch.dtype, head_dim: int) -> tup
     return names, reasons
 
 
-def choose(impl: str, q: Tensor, mask: MaskFacts) -> str:
+def choose(impl: str, q: Tensor, mask: MaskFacts, *, deterministic: bool) -> str:
     """Name of the kernel for tensors on a GPU; impl is auto or flash. Raises ConfigError where none can do it."""
-    names, reasons = usable_names(q.device, q.dtype, q.shape[2])
+    names, reasons = usable_names(q.device, q.dtype, q.shape[2], deterministic=deterministic)
     if impl == "flash":
         names = [name for name in names if name != "triton"]
     calls = mask.levels
@@ -63,11 +68,11 @@ def choose(impl: str, q: Tensor, mask: MaskFacts) -> str:
 def forward(q: Tensor, k: Tensor, v: Tensor, kv_end: Tensor, scale: float, impl: str) -> tuple[Tensor, Tensor]:
     """(out [T, Hq, D], lse [Hq, T]) by the implementation that `impl` names or leaves to the cost model."""
     mask = latest_mask.facts(kv_end)
-    name = impl.removesuffix(FAST)
+    name, deterministic = impl.removesuffix(FAST), not impl.endswith(FAST)
     if name == "cpu":
         return attention_tiles.forward(q, k, v, mask, scale)
     if name in ("auto", "flash"):
-        name = choose(name, q, mask)
+        name = choose(name, q, mask, deterministic=deterministic)
     if name == "triton":
         return attention_triton.forward(q, k, v, mask, scale)
     kernel = attention_flash.KERNELS[name]()
@@ -80,13 +85,12 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v, by the same way as forward."""
     mask = latest_mask.facts(kv_end)
-    name = impl.removesuffix(FAST)
+    name, deterministic = impl.removesuffix(FAST), not impl.endswith(FAST)
     if name == "cpu":
         return attention_tiles.backward(grad, q, k, v, out, lse, mask, scale)
     if name in ("auto", "flash"):
-        name = choose(name, q, mask)
+        name = choose(name, q, mask, deterministic=deterministic)
     if name == "triton":
-        deterministic = not impl.endswith(FAST)
         return attention_triton.backward(grad, q, k, v, out, lse, mask, scale, deterministic=deterministic)
     kernel = attention_flash.KERNELS[name]()
     grad, q, k, v, out = (t.contiguous() for t in (grad, q, k, v, out))

@@ -28,12 +28,12 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: MaskFacts, scale: float) -> t
     query, key, value, result = (_by_heads(t.to(dtype), heads) for t in (q, k, v, out))
     normalizer = lse.unflatten(0, (heads, -1))
     for tile in tiles:
-        options = _options(tile, kv_end, dtype)
-        shape = query[:, :, tile.rows].shape
-        part = [t[:, :, tile.keys].expand(-1, shape[1], -1, -1) for t in (key, value)]
-        found, top = _forward(query[:, :, tile.rows], *part, 0.0, tile.kind == "causal", scale=scale, **options)
-        if tile.kind == "masked":  # the kernel says 0 for a row without a visible key
-            top = top.masked_fill(~tile_mask(tile, kv_end).any(dim=1), -torch.inf)
+        options, hidden = _masks(tile, kv_end, dtype)
+        part = [t[:, :, tile.keys].expand(-1, query.shape[1], -1, -1) for t in (key, value)]
+        rows = _rows(query, tile, hidden)
+        found, top = _forward(rows, *part, 0.0, tile.kind == "causal", scale=scale, **options)
+        if hidden is not None:  # the kernel says 0
+            top = top.masked_fill(hidden, -torch.inf)
         _merge(result[:, :, tile.rows], normalizer[:, :, tile.rows], found, top, fresh=tile.fresh)
     return out.to(q.dtype), lse
 
@@ -52,12 +52,12 @@ def backward(
     normalizer = lse.masked_fill(lse == -torch.inf, torch.inf).unflatten(0, (heads, -1))
     for tile in tiles:
         rows, keys = tile.rows, tile.keys
-        options = _options(tile, kv_end, dtype)
+        options, hidden = _masks(tile, kv_end, dtype)
         shared = query.shape[1]
         part = [t[:, :, keys].expand(-1, shared, -1, -1) for t in (key, value)]
         found = _backward(
-            d_result[:, :, rows],
-            query[:, :, rows],
+            _rows(d_result, tile, hidden),
+            _rows(query, tile, hidden),
             *part,
             result[:, :, rows],
             normalizer[:, :, rows],
@@ -87,12 +87,19 @@ def _by_heads(tensor: Tensor, heads: int) -> Tensor:
     return tensor.unflatten(1, (heads, -1)).permute(1, 2, 0, 3)
 
 
-def _options(tile: Tile, kv_end: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The additive mask of a masked tile."""
+def _masks(tile: Tile, kv_end: Tensor, dtype: torch.dtype) -> tuple[dict[str, Tensor], Tensor | None]:
+    """(argument with the additive mask, [rows] bool whether a row sees none of the keys) of a masked tile; every row of
+    another tile sees some."""
     if tile.kind != "masked":
-        return {}
+        return {}, None
     mask = tile_mask(tile, kv_end)
-    return {"attn_mask": torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, -torch.inf)}
+    return {"attn_mask": torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, -torch.inf)}, ~mask.any(dim=1)
+
+
+def _rows(tensor: Tensor, tile: Tile, hidden: Tensor | None) -> Tensor:
+    """The tile's rows of [Hkv, G, T, D], `hidden` ones as 0: padding may hold NaN, and 0 times NaN is NaN."""
+    rows = tensor[:, :, tile.rows]
+    return rows if hidden is None else rows.masked_fill(hidden[:, None], 0.0)
 
 
 def _merge(out: Tensor, lse: Tensor, found: Tensor, top: Tensor, *, fresh: bool) -> None:

@@ -76,7 +76,7 @@ ROUTES = [(name, kind) for name in attention_flash.KERNELS for kind in MASKS if 
 @pytest.mark.parametrize(("name", "kind"), [*ROUTES, *(("auto", kind) for kind in MASKS)])
 def test_each_route_gives_the_same(name: str, kind: str) -> None:
     kv_end, tensors = mask(kind, 1000), make(1000, 4, 128, torch.bfloat16)
-    names, reasons = usable_names(tensors[0].device, torch.bfloat16, 128)
+    names, reasons = usable_names(tensors[0].device, torch.bfloat16, 128, deterministic=False)
     if name != "auto" and name not in names:
         pytest.skip(reasons[name])
     want = results(tuple(t.double() for t in tensors), kv_end, "reference")
@@ -93,6 +93,30 @@ def test_a_hundred_repeats_are_bitwise_equal(kind: str, impl: str) -> None:
     first = results(tensors, kv_end, impl)
     for _ in range(99):
         assert all(map(torch.equal, results(tensors, kv_end, impl), first))
+
+
+def test_a_hundred_repeats_of_torchs_kernel_are_bitwise_equal_where_the_process_says_so() -> None:
+    kv_end, (q, k, v, grad) = mask("tree", 1000), make(1000, 4, 128, torch.bfloat16)
+    names, reasons = usable_names(q.device, torch.bfloat16, 128, deterministic=False)
+    if "torch_flash" not in names:
+        pytest.skip(reasons["torch_flash"])
+    out, lse = attention(q, k, v, kv_end, 128**-0.5, "torch_flash")
+    torch.use_deterministic_algorithms(True)
+    try:
+        first = attention_backward(grad, q, k, v, out, lse, kv_end, 128**-0.5, "torch_flash")
+        for _ in range(99):
+            again = attention_backward(grad, q, k, v, out, lse, kv_end, 128**-0.5, "torch_flash")
+            assert all(map(torch.equal, again, first))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_padding_that_holds_nan_does_not_reach_what_is_seen() -> None:
+    kv_end, tensors = mask("tree", 1000), make(1000, 4, 128, torch.bfloat16)
+    want = results(tensors, kv_end, "triton")
+    dirty = tuple(t.index_fill(0, torch.arange(970, 1000).cuda(), torch.nan) for t in tensors)
+    for name in ("triton", "auto"):
+        check(results(dirty, kv_end, name), want, LIMITS[torch.bfloat16])
 
 
 @pytest.mark.parametrize("impl", ["auto", "triton"])

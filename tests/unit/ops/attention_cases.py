@@ -62,6 +62,56 @@ def crossing(size: int, seed: int) -> Tensor:
     return torch.tensor([rng.randint(key, size) for key in range(size)], dtype=torch.int32)
 
 
+def padded(kind: str) -> Tensor:
+    """150 keys of which many are padding; the tail of `documents` begins inside a tile of every kernel."""
+    index = torch.arange(150, dtype=torch.int32)
+    if kind == "documents":
+        return packed(40, 30, padding=80)
+    if kind == "between":  # before, between and after two documents
+        ends = torch.where(index < 50, 50, 140)
+        return torch.where((index < 7) | ((index >= 50) & (index < 83)) | (index >= 140), index, ends).int()
+    if kind == "forest":
+        return random_forest(150, 3, padding=37)[0]
+    if kind == "holes":  # keys that nobody sees, whose own queries see what is above them
+        ends = torch.where(index < 60, 130, torch.where(index < 100, 100, 130))
+        return torch.where((index % 7 == 3) & (index >= 3) | (index >= 130), index, ends).int()
+    if kind == "crossing":
+        ends = crossing(150, 3)
+        ends[:5] = index[:5]
+        return torch.where(index >= 120, index, ends.clamp(max=120))
+    raise KeyError(kind)
+
+
+PADDED = ("documents", "between", "forest", "holes", "crossing")
+
+
+def poisoned(tensors: tuple[Tensor, ...], kv_end: Tensor) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+    """(tensors with NaN and infinities in all that must not count, blind rows [T], unseen keys [T]): q and the gradient
+    of rows that see nothing, k and v of keys that nobody sees."""
+    index = torch.arange(len(kv_end))
+    visible = (index[None, :] <= index[:, None]) & (index[:, None] < kv_end[None, :].long())
+    blind, unseen = ~visible.any(dim=1), ~visible.any(dim=0)
+    assert blind.any()
+    assert unseen.any()
+    poison = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    dirty = []
+    for tensor, places in zip(tensors, (blind, unseen, unseen, blind), strict=True):
+        changed = tensor.clone()
+        spots = changed[places]
+        changed[places] = poison[torch.arange(spots.numel()) % 3].view(spots.shape).to(tensor.dtype)
+        dirty.append(changed)
+    return tuple(dirty), blind, unseen
+
+
+def check_padding(found: list[Tensor], want: list[Tensor], blind: Tensor, unseen: Tensor, limit: float = 1e-5) -> None:
+    """As `check`; exact zeros in output and gradients of padding, and an LSE of -inf."""
+    check(found, want, limit=limit)
+    out, lse, dq, dk, dv = found
+    for tensor, places in ((out, blind), (dq, blind), (dk, unseen), (dv, unseen)):
+        assert torch.equal(tensor[places], torch.zeros_like(tensor[places]))
+    assert (lse[:, blind] == -torch.inf).all()
+
+
 def make(
     tokens: int, heads: int, key_heads: int, head_dim: int, *, dtype: torch.dtype = torch.float32, seed: int = 0
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

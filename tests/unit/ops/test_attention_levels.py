@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
-from attention_cases import check, crossing, exact, make, packed, random_forest
+from attention_cases import (
+    PADDED,
+    check,
+    check_padding,
+    crossing,
+    exact,
+    make,
+    packed,
+    padded,
+    poisoned,
+    random_forest,
+)
 from torch import Tensor
 
 from swe_rl.errors import ConfigError
 from swe_rl.ops import attention_cost, attention_flash, attention_levels, attention_routes
-from swe_rl.ops.attention_cost import RATES, Shape, cheapest, visible_pairs
+from swe_rl.ops.attention_cost import ASSUMED_TFLOPS, Shape, cheapest, visible_pairs
 from swe_rl.ops.attention_facts import MaskFacts
 from swe_rl.ops.attention_levels import Segments, levels
 from swe_rl.ops.attention_mask import dense_mask, runs
@@ -73,6 +86,13 @@ def test_forests(seed: int, shared: int) -> None:
     kv_end, _ = random_forest(40 + seed, seed, padding=seed % 4)
     tensors = make(len(kv_end), 2 * shared, 2, 16)
     check(by_levels(tensors, kv_end, PlainSegments()), exact(tensors, kv_end))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in PADDED if kind != "crossing"])  # its runs do not nest
+def test_padding_is_zero_whatever_it_holds(kind: str) -> None:
+    kv_end, tensors = padded(kind), make(150, 4, 2, 16)
+    dirty, blind, unseen = poisoned(tensors, kv_end)
+    check_padding(by_levels(dirty, kv_end, PlainSegments()), exact(tensors, kv_end), blind, unseen)
 
 
 def test_documents_are_one_call() -> None:
@@ -183,28 +203,30 @@ def test_shallow_forests_are_decomposed_and_bushy_ones_are_not() -> None:
 
 
 def test_every_kernel_has_a_rate_where_it_can_run() -> None:
-    assert set(RATES[9]) == {*attention_flash.KERNELS, "triton"}
-    assert set(attention_cost.BYTES_PER_S) == set(RATES)
-    for table in RATES.values():
-        assert set(table) <= set(RATES[9])
+    assert set(ASSUMED_TFLOPS[9]) == {*attention_flash.KERNELS, "triton"}
+    assert set(attention_cost.BYTES_PER_S) == set(ASSUMED_TFLOPS)
+    for table in ASSUMED_TFLOPS.values():
+        assert set(table) <= set(ASSUMED_TFLOPS[9])
 
 
 def test_the_choice_says_why_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     q = torch.zeros(300, 2, 16, dtype=torch.bfloat16)
-    monkeypatch.setattr(attention_routes, "usable_names", lambda *_: (["flash3"], {"triton": "it is not installed"}))
+    monkeypatch.setattr(
+        attention_routes, "usable_names", lambda *_, **__: (["flash3"], {"triton": "it is not installed"})
+    )
     with pytest.raises(
         ConfigError,
         match=r"kv_end does not describe a forest, which only impl='triton' takes; triton: it is not installed",
     ):
-        attention_routes.choose("auto", q, MaskFacts(crossing(300, 1)))
-    assert attention_routes.choose("flash", q, MaskFacts(packed(300))) == "flash3"
+        attention_routes.choose("auto", q, MaskFacts(crossing(300, 1)), deterministic=True)
+    assert attention_routes.choose("flash", q, MaskFacts(packed(300)), deterministic=True) == "flash3"
 
 
 @pytest.mark.parametrize("name", ["flash3", "torch_flash"])
 def test_each_route_gives_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through the public function's own operators, with a plain kernel in the place of the one that needs a GPU."""
     monkeypatch.setitem(attention_flash.KERNELS, name, PlainSegments)
-    monkeypatch.setattr(attention_routes, "usable_names", lambda *_: ([name], {}))
+    monkeypatch.setattr(attention_routes, "usable_names", lambda *_, **__: ([name], {}))
     for seed in (1, 5, 9):
         kv_end, _ = random_forest(120, seed, padding=3)
         q, k, v, grad = make(120, 4, 2, 16)
@@ -216,13 +238,40 @@ def test_each_route_gives_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -
         assert all(map(torch.equal, found["auto"], found[name]))
 
 
-def test_torchs_kernel_is_told_to_fix_its_order_and_not_just_to_warn() -> None:
-    """It reads both flags: with warn_only it warns and adds up in any order."""
+@pytest.fixture
+def flags() -> Iterator[None]:
+    """Restores torch's two flags of the process."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    with attention_flash._deterministic():
-        assert torch.are_deterministic_algorithms_enabled()
-        assert not torch.is_deterministic_algorithms_warn_only_enabled()
-    assert before == (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
+    yield
+    torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+@pytest.mark.parametrize(("enabled", "warn_only"), [(False, False), (True, True), (True, False)])
+@pytest.mark.usefixtures("flags")
+def test_torchs_kernel_is_taken_where_its_order_is_fixed_or_does_not_matter(
+    enabled: bool, warn_only: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads both flags of the process: with warn_only it adds up in any order. Nobody but the process sets them."""
+    monkeypatch.setattr(attention_flash, "usable", lambda name, *_: (name == "torch_flash", f"{name} is not here"))
+    monkeypatch.setitem(attention_flash.KERNELS, "torch_flash", PlainSegments)
+    torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+    kv_end, (q, k, v, grad) = packed(60, 40), make(100, 4, 2, 16)
+    for deterministic in (True, False):
+        impl = "flash" if deterministic else "flash:fast"
+        names, reasons = attention_routes.usable_names(CPU, q.dtype, 16, deterministic=deterministic)
+        if deterministic and (warn_only or not enabled):
+            assert "torch_flash" not in names
+            assert "unless the process calls torch.use_deterministic_algorithms(True)" in reasons["torch_flash"]
+            with pytest.raises(ConfigError, match=r"impl='flash' .* torch_flash adds up in any order unless"):
+                attention_routes.forward(q, k, v, kv_end, 0.25, impl)
+            continue
+        assert names == ["torch_flash"]
+        out, lse = attention_routes.forward(q, k, v, kv_end, 0.25, impl)
+        found = [out, lse, *attention_routes.backward(grad, q, k, v, out, lse, kv_end, 0.25, impl)]
+        check(found, exact((q, k, v, grad), kv_end))
+    assert torch.are_deterministic_algorithms_enabled() == enabled
+    assert torch.is_deterministic_algorithms_warn_only_enabled() == warn_only
+
+
+def test_only_torchs_kernel_needs_a_flag() -> None:
+    assert [name for name in attention_flash.KERNELS if attention_flash.any_order(name)] == ["torch_flash"]

@@ -8,7 +8,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from attention_cases import check, crossing, exact, make, packed, random_forest, results
+from attention_cases import (
+    PADDED,
+    check,
+    check_padding,
+    crossing,
+    exact,
+    make,
+    packed,
+    padded,
+    poisoned,
+    random_forest,
+    results,
+)
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -43,16 +55,21 @@ def test_values_and_gradients(tokens: int, shared: int, impl: str) -> None:
         check(results(attention_with_lse, tensors, kv_end, impl=impl), exact(tensors, kv_end))
 
 
-@pytest.mark.parametrize("plan", ["runs", "blocks"])
-@pytest.mark.parametrize("seed", range(12))
-def test_each_plan_gives_the_same(seed: int, plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_mask, "BLOCK_ROWS", 32)
-    kv_end = crossing(150, seed) if seed % 3 == 2 else random_forest(150, seed, padding=seed)[0]
+def plan_by(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the CPU's plan by runs or by blocks, whichever costs less."""
     wanted = attention_mask.run_tiles if plan == "runs" else attention_mask.block_tiles
     monkeypatch.setattr(
         "swe_rl.ops.attention_facts.plan",
         lambda ends: list(wanted(attention_mask.runs(ends) if plan == "runs" else ends)),
     )
+
+
+@pytest.mark.parametrize("plan", ["runs", "blocks"])
+@pytest.mark.parametrize("seed", range(12))
+def test_each_plan_gives_the_same(seed: int, plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_mask, "BLOCK_ROWS", 32)
+    kv_end = crossing(150, seed) if seed % 3 == 2 else random_forest(150, seed, padding=seed)[0]
+    plan_by(plan, monkeypatch)
     tensors = make(150, 4, 2, 24, seed=seed)
     check(results(attention_with_lse, tensors, kv_end), exact(tensors, kv_end))
 
@@ -68,19 +85,16 @@ def test_other_dtypes(dtype: torch.dtype, impl: str) -> None:
         check(found, exact(tensors, kv_end), limit=limit)
 
 
-@pytest.mark.parametrize("impl", IMPLS)
-def test_rows_that_see_nothing_are_zero_whatever_they_hold(impl: str) -> None:
-    kv_end = packed(7, 30, padding=13)
-    tensors = make(50, 4, 2, 16)
-    want = results(attention_with_lse, tensors, kv_end, impl=impl)
-    dirty = [t.clone() for t in tensors]
-    for tensor in dirty[:3]:
-        tensor[37:] = torch.nan
-    found = results(attention_with_lse, tuple(dirty), kv_end, impl="cpu")
-    check(found, want, limit=1e-6)
-    for tensor in (found[0], *found[2:]):
-        assert not tensor[37:].any()
-    assert (found[1][:, 37:] == -torch.inf).all()
+@pytest.mark.parametrize("kind", PADDED)
+@pytest.mark.parametrize("route", ["reference", "runs", "blocks"])
+def test_padding_is_zero_whatever_it_holds(route: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kv_end, tensors = padded(kind), make(150, 4, 2, 16)
+    dirty, blind, unseen = poisoned(tensors, kv_end)
+    if route != "reference":
+        monkeypatch.setattr(attention_mask, "BLOCK_ROWS", 32)
+        plan_by(route, monkeypatch)
+    found = results(attention_with_lse, dirty, kv_end, impl="reference" if route == "reference" else "cpu")
+    check_padding(found, exact(tensors, kv_end), blind, unseen)
 
 
 def test_only_padding_and_nothing_at_all() -> None:
