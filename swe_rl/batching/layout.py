@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class PackedSamples:
     """samples as packed rows."""
 
     batches: list[PackedBatch]
@@ -62,7 +62,7 @@ def lay_out(
     layout: str = "sequence",
     pair_cost: float = 0.0,
     num_ranks: int = 1,
-) -> Layout:
+) -> PackedSamples:
     """The samples in rows of at most `max_tokens`, as `layout` says: "sequence", "tree", or "auto": whichever costs
     less for a model with this `pair_cost`. An empty list makes no row.
 
@@ -74,9 +74,9 @@ def lay_out(
         trees = plan_trees(samples, max_tokens=max_tokens)
         if layout == "tree" or _pays(samples, trees.num_tokens, trees.num_pairs, pair_cost):
             batches, places = tree_batches(samples, trees)
-            return Layout(batches=_mark(batches, share), samples=samples, places=places)
+            return PackedSamples(batches=_mark(batches, share), samples=samples, places=places)
     rows = _sequence_rows(samples, max_tokens=max_tokens, share=share)
-    return Layout(
+    return PackedSamples(
         batches=_mark([pack_row([samples[i] for i in row]) for row in rows], share),
         samples=samples,
         places=[_sequence_places(samples, row) for row in rows],

@@ -37,7 +37,7 @@ async def _probe(cfg: TrainConfig):  # type: ignore[no-untyped-def]  # a ParityR
     stop_ids = make_renderer(tokenizer, thinking=cfg.agent.thinking, observations=cfg.agent.observations).stop_ids
     contract = contract_of(cfg, model, tokenizer=tokenizer, stop_ids=stop_ids)
     async with open_engine(cfg, model, contract) as engine:
-        trainer = replace(cfg.trainer, fsdp=False)  # one process
+        trainer = replace(cfg.trainer, fsdp=False, context_parallel=1)  # one process
         backend = TorchBackend(model, trainer, algo=cfg.algo, device=device, dtype=getattr(torch, cfg.model.dtype))
         await publish(backend, engine)
         played = await sample_probe(engine, contract, nonce=0)

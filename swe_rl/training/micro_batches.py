@@ -8,6 +8,7 @@ sharded, each pass gathers them.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -25,6 +26,8 @@ from swe_rl.errors import ConfigError
 from swe_rl.ops.context_parallel import ContextGroup, heads_divide
 from swe_rl.training import mesh
 from swe_rl.types import PackedBatch
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,7 @@ def open_context(cfg: TrainerConfig, model_config: Any) -> ContextGroup | None:
             f"trainer.context_scheme=heads cannot split {heads} query and {key_heads} key-value heads over "
             f"trainer.context_parallel={size} ranks: set it to gather or ring"
         )
+    log.info("context parallelism: %d ranks compute a row together, scheme %s", size, cfg.context_scheme)
     return ContextGroup(mesh.neighbours(size), cfg.context_scheme)
 
 

@@ -13,7 +13,7 @@ from swe_rl.algorithms.credit import Scores
 from swe_rl.batching.samples import to_samples
 from swe_rl.config import TrainConfig
 from swe_rl.ops.token_loss import kl_estimate
-from swe_rl.training.layouts import laid_out
+from swe_rl.training.rank_rows import laid_out
 from swe_rl.types import PackedBatch, TrainSample, Trajectory
 
 

@@ -15,7 +15,9 @@ def shard(policy: nn.Module, *, dtype: torch.dtype, device: torch.device) -> Non
     """Shards `policy` over all ranks, in place. Parameters stay fp32 (fp64), the forward pass runs in `dtype`.
 
     Gradients are reduced in the parameters' dtype and SUMMED, not averaged: token weights already hold global
-    denominators. Raises ConfigError outside a torchrun job.
+    denominators. Ranks that compute parts of one row (trainer.context_parallel) therefore need no axis of their own:
+    their gradients are terms of the same sum, and one reduce-scatter over all ranks leaves the smallest shards.
+    Raises ConfigError outside a torchrun job.
     """
     if not dist.is_initialized():
         raise ConfigError("trainer.fsdp=true needs a torchrun job: start with torchrun, or set trainer.fsdp=false")

@@ -14,7 +14,7 @@ from swe_rl.batching.minibatches import minibatch_of
 from swe_rl.config import PhaseConfig, TrainConfig
 from swe_rl.config.algo import REJECTING, SEQUENCE_CORRECTIONS, bypasses
 from swe_rl.training import mesh
-from swe_rl.training.layouts import balanced, laid_out, ranks_per_row
+from swe_rl.training.rank_rows import balanced, laid_out, ranks_per_row
 from swe_rl.types import PackedBatch, TrainSample
 
 Score = Callable[[Sequence[PackedBatch]], list[Tensor]]

@@ -17,7 +17,7 @@ from torch import Tensor
 from tree_groups import random_group
 
 from swe_rl.algorithms.sequences import gspo_old, with_sequence_coeff
-from swe_rl.batching.layout import Layout, lay_out
+from swe_rl.batching.layout import PackedSamples, lay_out
 from swe_rl.config import AlgoConfig
 from swe_rl.training.torch_backend import TorchBackend
 from swe_rl.types import TrainSample
@@ -36,7 +36,9 @@ def group(seed: str, *, vocab: int) -> list[TrainSample]:
     return [replace(sample, old_logprobs=old(sample)) for sample in samples]
 
 
-def trained(backend: TorchBackend, layout: Layout, algo: AlgoConfig) -> tuple[float, dict[str, Tensor], list[Any]]:
+def trained(
+    backend: TorchBackend, layout: PackedSamples, algo: AlgoConfig
+) -> tuple[float, dict[str, Tensor], list[Any]]:
     """(loss, gradients, scores per sample)."""
     scores = layout.unpack(backend.logprobs(layout.batches), fill=0.0)
     batches = layout.batches

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swe_rl.training.planning.layouts import Layout
+from swe_rl.training.planning.parallel_layouts import ParallelLayout
 from swe_rl.training.planning.parts import BYTES, Part, billions, total
 from swe_rl.training.planning.shapes import ModelShape
 
@@ -40,7 +40,7 @@ class Work:
     engine_sleeps: bool = False  # colocated: a vLLM process that has let go of weights and cache keeps its context
 
 
-def rank_params(shape: ModelShape, layout: Layout, stage: int) -> tuple[int, int]:
+def rank_params(shape: ModelShape, layout: ParallelLayout, stage: int) -> tuple[int, int]:
     """Elements that a rank of a pipeline stage holds: (shared by all data parallel ranks, in experts)."""
     layers = shape.num_layers // layout.pipeline
     mine = range(stage * layers, (stage + 1) * layers)
@@ -84,7 +84,7 @@ def _mlp_elements(shape: ModelShape) -> int:
     return max(dense, sparse)
 
 
-def working_bytes(shape: ModelShape, layout: Layout, *, tokens: int, work: Work) -> int:
+def working_bytes(shape: ModelShape, layout: ParallelLayout, *, tokens: int, work: Work) -> int:
     """Of the layer whose backward pass runs: what it computes again, gradients, and gathered inputs and keys."""
     size = BYTES[work.dtype]
     again = layer_bytes(shape, recompute="none", dtype_bytes=size, fused=work.fused)
@@ -97,7 +97,7 @@ def working_bytes(shape: ModelShape, layout: Layout, *, tokens: int, work: Work)
     return tokens * ((again + gradients) // layout.tensor + gathered) + keys
 
 
-def head_bytes(shape: ModelShape, layout: Layout, *, tokens: int, work: Work) -> int:
+def head_bytes(shape: ModelShape, layout: ParallelLayout, *, tokens: int, work: Work) -> int:
     """Of the chunked head: rows of trained tokens and their gradients, and the logits of one chunk."""
     rows = max(int(tokens * work.trained_share), 1)
     vocab = -(-shape.vocab // layout.tensor)
@@ -106,7 +106,7 @@ def head_bytes(shape: ModelShape, layout: Layout, *, tokens: int, work: Work) ->
     return 2 * BYTES[work.dtype] * rows * shape.hidden + HEAD_ROW_BYTES * chunk * vocab
 
 
-def stage_memory(shape: ModelShape, layout: Layout, work: Work, stage: int) -> list[Part]:
+def stage_memory(shape: ModelShape, layout: ParallelLayout, work: Work, stage: int) -> list[Part]:
     """Components of one rank of a pipeline stage."""
     size, tokens = BYTES[work.dtype], work.row_tokens // layout.context
     shared, experts = rank_params(shape, layout, stage)
@@ -134,7 +134,7 @@ def stage_memory(shape: ModelShape, layout: Layout, work: Work, stage: int) -> l
     return parts
 
 
-def _optimizer(layout: Layout, work: Work, shared: int, experts: int) -> Part:
+def _optimizer(layout: ParallelLayout, work: Work, shared: int, experts: int) -> Part:
     """fp32 masters (unless the parameters are fp32) and AdamW's two moments, cut as ZeRO stage 1."""
     each = 8 + (4 if BYTES[work.dtype] < 4 else 0)
     ranks = layout.data * layout.context
@@ -144,13 +144,13 @@ def _optimizer(layout: Layout, work: Work, shared: int, experts: int) -> Part:
     return Part("optimizer", int(each * mine), f"{each} B x {billions(mine)} of DP{layout.data} x CP{layout.context}")
 
 
-def rank_memory(shape: ModelShape, layout: Layout, work: Work) -> list[Part]:
+def rank_memory(shape: ModelShape, layout: ParallelLayout, work: Work) -> list[Part]:
     """Components of the rank that needs most: the first stage keeps most activations, the last one has the head."""
     stages = {0, layout.pipeline - 1}
     return max((stage_memory(shape, layout, work, stage) for stage in sorted(stages)), key=total)
 
 
-def host_memory(shape: ModelShape, layout: Layout, work: Work) -> int:
+def host_memory(shape: ModelShape, layout: ParallelLayout, work: Work) -> int:
     """Bytes in host memory of one rank: offloaded optimizer states, offloaded inputs of layers."""
     found = 0
     if layout.offload:

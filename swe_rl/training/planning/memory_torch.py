@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swe_rl.training.planning.layouts import Layout
 from swe_rl.training.planning.memory_megatron import (
     COMMUNICATOR_BYTES,
     CONTEXT_BYTES,
@@ -23,6 +22,7 @@ from swe_rl.training.planning.memory_megatron import (
     HEAD_ROW_BYTES,
     Work,
 )
+from swe_rl.training.planning.parallel_layouts import ParallelLayout
 from swe_rl.training.planning.parts import BYTES, OPTIMIZER_BYTES, Part, billions
 from swe_rl.training.planning.shapes import ModelShape
 
@@ -69,9 +69,9 @@ def layer_kept(shape: ModelShape, *, dtype: str, cpu: bool, documents: bool) -> 
     return Kept(norms=2 * norm_bytes(shape.hidden, e), attention=attention, mlp=mlp)
 
 
-def head_bytes(shape: ModelShape, work: Work, *, cpu: bool) -> int:
+def head_bytes(shape: ModelShape, work: Work, *, tokens: int, cpu: bool) -> int:
     """Of the chunked head: trained rows and their gradient, the fp32 gradient of its weight, one chunk of logits."""
-    e, rows = BYTES[work.dtype], max(int(work.row_tokens * work.trained_share), 1)
+    e, rows = BYTES[work.dtype], max(int(tokens * work.trained_share), 1)
     if cpu:
         cached = CPU_CACHE_BYTES // (4 * shape.vocab)
         limit = cached if cached >= 512 else max(CPU_CHUNK_BYTES // (4 * shape.vocab), CPU_MIN_ROWS)
@@ -82,9 +82,11 @@ def head_bytes(shape: ModelShape, work: Work, *, cpu: bool) -> int:
     return 2 * e * rows * shape.hidden + 4 * shape.embedding + chunk
 
 
-def rank_memory(shape: ModelShape, layout: Layout, work: Work, *, cpu: bool, documents: bool = True) -> list[Part]:
+def rank_memory(
+    shape: ModelShape, layout: ParallelLayout, work: Work, *, cpu: bool, documents: bool = True
+) -> list[Part]:
     """Components at the peak: the backward pass of a micro-batch behind the first begins, older gradients are there."""
-    e, count, tokens = BYTES[work.dtype], shape.num_params, work.row_tokens
+    e, count, tokens = BYTES[work.dtype], shape.num_params, -(-work.row_tokens // layout.context)
     parts = _weights(shape, layout, work)
     kept = layer_kept(shape, dtype=work.dtype, cpu=cpu, documents=documents)
     final = norm_bytes(shape.hidden, e)
@@ -97,23 +99,25 @@ def rank_memory(shape: ModelShape, layout: Layout, work: Work, *, cpu: bool, doc
     working = e * (2 * shape.intermediate + 2 * shape.hidden)
     size = tokens * (each + final + tables + working + COLUMNS_BYTES)
     parts.append(Part("activations", size, f"{tokens} tokens x ({how} + {final + tables + working} B)"))
-    parts.append(
-        Part("logits", head_bytes(shape, work, cpu=cpu), "chunk of logits, gradient of the head, trained rows")
-    )
+    if layout.context > 1:  # all keys and values of the row, and their fp32 gradients
+        keys = 2 * (e + 4) * shape.kv_size * work.row_tokens
+        parts.append(Part("keys", keys, f"of {work.row_tokens} tokens, gathered over CP{layout.context}"))
+    head = head_bytes(shape, work, tokens=tokens, cpu=cpu)
+    parts.append(Part("logits", head, "chunk of logits, gradient of the head, trained rows"))
     if not cpu:
         moving = int(FRAGMENTATION * size)
-        groups = COMMUNICATOR_BYTES if layout.data > 1 else 0
+        groups = COMMUNICATOR_BYTES * sum(axis > 1 for axis in (layout.data * layout.context, layout.context))
         parts.append(Part("buffers", CONTEXT_BYTES + groups + moving, f"context, {FRAGMENTATION:.0%} fragmentation"))
     if work.reference:
         parts.append(Part("reference", 4 * count // _shards(layout), f"4 B x {billions(count)} (KL penalty)"))
     return parts
 
 
-def _shards(layout: Layout) -> int:
-    return layout.data if layout.sharded else 1
+def _shards(layout: ParallelLayout) -> int:
+    return layout.data * layout.context if layout.sharded else 1
 
 
-def _weights(shape: ModelShape, layout: Layout, work: Work) -> list[Part]:
+def _weights(shape: ModelShape, layout: ParallelLayout, work: Work) -> list[Part]:
     """fp32 masters are the parameters themselves in fp32, or when sharded; FSDP gathers one layer ahead."""
     e, count, shards = BYTES[work.dtype], shape.num_params, _shards(layout)
     working = 0 if e == 4 else e * count

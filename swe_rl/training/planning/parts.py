@@ -10,7 +10,7 @@ OPTIMIZER_BYTES = {"adamw": 8, "muon": 4}  # fp32 moments per parameter: two, or
 
 
 class Part(NamedTuple):
-    name: str  # parameters | gradients | optimizer | activations | logits | buffers
+    name: str  # parameters | gradients | optimizer | activations | keys | logits | buffers
     num_bytes: int
     how: str  # the arithmetic, for people
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from swe_rl.training.planning.engine import Engine, cache_tokens, kv_bytes, running_episodes, weight_bytes
-from swe_rl.training.planning.layouts import CONFIGURABLE, RECOMPUTE
+from swe_rl.training.planning.parallel_layouts import CONFIGURABLE, RECOMPUTE
 from swe_rl.training.planning.parts import billions, total
 from swe_rl.training.planning.search import Candidate, PhaseTimes, Planner, Site
 from swe_rl.training.planning.shapes import ModelShape

@@ -17,8 +17,8 @@ from swe_rl.training.planning.engine import (
     weight_bytes,
 )
 from swe_rl.training.planning.hardware import Device
-from swe_rl.training.planning.layouts import Layout, megatron_layouts, problem, torch_layouts
 from swe_rl.training.planning.memory_megatron import Work
+from swe_rl.training.planning.parallel_layouts import ParallelLayout, megatron_layouts, problem, torch_layouts
 from swe_rl.training.planning.parts import Part, total
 from swe_rl.training.planning.shapes import ModelShape
 from swe_rl.training.planning.times import scoring_seconds, sync_seconds, training_seconds, utilization
@@ -73,7 +73,7 @@ class PhaseTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    layout: Layout
+    layout: ParallelLayout
     split: Split
     parts: list[Part]  # of the fullest rank in the phase that needs most
     host_bytes: int
@@ -123,23 +123,21 @@ class Planner:
             )
         return found or [shared]
 
-    def layouts(self, split: Split) -> Iterator[Layout]:
+    def layouts(self, split: Split) -> Iterator[ParallelLayout]:
         if self.cfg.trainer.backend == "torch":
             yield from torch_layouts(num_gpus=split.trainer_gpus)
         else:
             yield from megatron_layouts(self.shape, num_gpus=split.trainer_gpus)
 
-    def configured(self, split: Split) -> Layout | None:
+    def configured(self, split: Split) -> ParallelLayout | None:
         """The layout that the recipe names; None when it does not divide the GPUs."""
         cfg = self.cfg.trainer
         recompute = "full" if cfg.activation_checkpointing else "none"
-        if cfg.backend == "torch":
-            return Layout(backend="torch", data=split.trainer_gpus, recompute=recompute, sharded=cfg.fsdp)
         one = cfg.tensor_parallel * cfg.context_parallel * cfg.pipeline_parallel
         if split.trainer_gpus % one:
             return None
-        return Layout(
-            backend="megatron",
+        return ParallelLayout(
+            backend=cfg.backend,
             data=split.trainer_gpus // one,
             tensor=cfg.tensor_parallel,
             context=cfg.context_parallel,
@@ -147,9 +145,10 @@ class Planner:
             expert=cfg.expert_parallel,
             recompute=recompute,
             offload=cfg.offload,
+            sharded=cfg.fsdp,
         )
 
-    def judge(self, layout: Layout, split: Split) -> Candidate:
+    def judge(self, layout: ParallelLayout, split: Split) -> Candidate:
         """Memory, and where that fits, time."""
         if layout.backend == "megatron":
             rows = min(phase.rows_per_step for phase in self.work)
@@ -170,7 +169,7 @@ class Planner:
             return replace(candidate, reason=short, engine=engine)
         return self._timed(replace(candidate, engine=engine))
 
-    def memory(self, layout: Layout, split: Split, phase: PhaseWork) -> tuple[list[Part], int]:
+    def memory(self, layout: ParallelLayout, split: Split, phase: PhaseWork) -> tuple[list[Part], int]:
         """Components of the fullest rank in a phase, and its bytes in host memory."""
         work = Work(
             row_tokens=phase.row_tokens,

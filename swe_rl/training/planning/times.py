@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from swe_rl.training.planning.hardware import Device, Efficiency
-from swe_rl.training.planning.layouts import Layout
 from swe_rl.training.planning.memory_megatron import Work, rank_params
+from swe_rl.training.planning.parallel_layouts import ParallelLayout
 from swe_rl.training.planning.parts import BYTES
 from swe_rl.training.planning.shapes import ModelShape
 
@@ -53,7 +53,7 @@ def forward_flops(shape: ModelShape, step: StepTokens) -> tuple[float, float, fl
 
 def training_seconds(
     shape: ModelShape,
-    layout: Layout,
+    layout: ParallelLayout,
     work: Work,
     step: StepTokens,
     device: Device,
@@ -78,7 +78,7 @@ def training_seconds(
 
 
 def scoring_seconds(
-    shape: ModelShape, layout: Layout, step: StepTokens, device: Device, efficiency: Efficiency
+    shape: ModelShape, layout: ParallelLayout, step: StepTokens, device: Device, efficiency: Efficiency
 ) -> float:
     """One forward pass over the tokens, as for old or reference logprobs."""
     matrices, attention, head = forward_flops(shape, step)
@@ -103,7 +103,7 @@ def _mlp_share(shape: ModelShape) -> float:
 
 def _communication(
     shape: ModelShape,
-    layout: Layout,
+    layout: ParallelLayout,
     work: Work,
     step: StepTokens,
     device: Device,
@@ -136,7 +136,7 @@ def _communication(
     return seconds
 
 
-def _optimizer(shape: ModelShape, layout: Layout, device: Device, efficiency: Efficiency) -> float:
+def _optimizer(shape: ModelShape, layout: ParallelLayout, device: Device, efficiency: Efficiency) -> float:
     shared, experts = rank_params(shape, layout, 0)
     ranks = layout.data * layout.context
     mine = shared / ranks + experts / max(ranks // layout.expert, 1)

@@ -11,14 +11,14 @@ import pytest
 import torch
 from tree_groups import random_group
 
-from swe_rl.batching.layout import Layout, lay_out
+from swe_rl.batching.layout import PackedSamples, lay_out
 from swe_rl.errors import InvariantError
 from swe_rl.types import TrainSample
 
 COLUMNS = ("rollout_logprobs", "advantages", "token_weights")
 
 
-def check(samples: list[TrainSample], max_tokens: int) -> Layout:
+def check(samples: list[TrainSample], max_tokens: int) -> PackedSamples:
     """Pack, unpack, compare; then the contexts."""
     layout = lay_out(samples, max_tokens=max_tokens, layout="tree")
     per_target = {

@@ -20,8 +20,8 @@ from swe_rl.errors import ConfigError
 from swe_rl.training.planning import memory_megatron, memory_torch
 from swe_rl.training.planning.engine import Engine, Episodes, cache_tokens, kv_bytes, rollout_seconds
 from swe_rl.training.planning.hardware import DEVICES, GIB, Efficiency, device
-from swe_rl.training.planning.layouts import Layout, megatron_layouts, problem
 from swe_rl.training.planning.memory_megatron import Work, layer_bytes, rank_memory, rank_params, stage_memory
+from swe_rl.training.planning.parallel_layouts import ParallelLayout, megatron_layouts, problem
 from swe_rl.training.planning.parts import total
 from swe_rl.training.planning.search import Planner, Site, search
 from swe_rl.training.planning.shapes import PUBLISHED, ModelShape, model_shape, shape_from_config
@@ -166,7 +166,7 @@ def test_unknown_models_and_devices_are_one_line() -> None:
 def test_ranks_together_hold_the_model(name: str, pipeline: int) -> None:
     """Elements over all ranks are those of the model, vectors counted TP times, and the padding of the vocabulary."""
     shape, tensor, expert = PUBLISHED[name], 4, 2 if PUBLISHED[name].num_experts else 1
-    layout = Layout(backend="megatron", tensor=tensor, pipeline=pipeline, expert=expert, data=expert)
+    layout = ParallelLayout(backend="megatron", tensor=tensor, pipeline=pipeline, expert=expert, data=expert)
     stages = [rank_params(shape, layout, stage) for stage in range(pipeline)]
     together = sum(shared * tensor + experts * tensor * expert for shared, experts in stages)
     copied = (tensor - 1) * (shape.num_layers * shape.layer_vectors + shape.hidden)
@@ -185,7 +185,7 @@ def test_activations_of_a_layer_by_hand() -> None:
 
 def test_weights_and_optimizer_of_a_rank_by_hand() -> None:
     """16 bytes per parameter of which 12 are cut by DP x CP; as the distributed optimizer of Megatron-core tells."""
-    layout = Layout(backend="megatron", tensor=8, data=4, context=2)
+    layout = ParallelLayout(backend="megatron", tensor=8, data=4, context=2)
     work = Work(row_tokens=32768, rows_per_rank=1, trained_share=0.25)
     parts = {part.name: part.num_bytes for part in stage_memory(QWEN32, layout, work, 0)}
     shared, experts = rank_params(QWEN32, layout, 0)
@@ -199,7 +199,7 @@ def test_weights_and_optimizer_of_a_rank_by_hand() -> None:
 
 def test_experts_are_cut_by_their_own_ranks() -> None:
     work = Work(row_tokens=32768, rows_per_rank=1, trained_share=0.25)
-    layout = Layout(backend="megatron", tensor=1, data=8, expert=4)
+    layout = ParallelLayout(backend="megatron", tensor=1, data=8, expert=4)
     shared, experts = rank_params(MOE, layout, 0)
     assert experts == 48 * 128 // 4 * 3 * 2048 * 768
     parts = {part.name: part.num_bytes for part in stage_memory(MOE, layout, work, 0)}
@@ -211,7 +211,7 @@ def test_experts_are_cut_by_their_own_ranks() -> None:
 def test_memory_is_monotonous(shape: ModelShape, tensor: int, context: int, tokens: int) -> None:
     """More recomputation, more cutting and shorter rows never need more."""
     work = Work(row_tokens=tokens, rows_per_rank=4, trained_share=0.25)
-    layout = Layout(backend="megatron", tensor=2**tensor, context=2**context, data=8)
+    layout = ParallelLayout(backend="megatron", tensor=2**tensor, context=2**context, data=8)
     sizes = [total(rank_memory(shape, replace(layout, recompute=mode), work)) for mode in ("none", "selective", "full")]
     assert sizes == sorted(sizes, reverse=True)
     longer = total(rank_memory(shape, layout, replace(work, row_tokens=2 * tokens)))
@@ -221,7 +221,7 @@ def test_memory_is_monotonous(shape: ModelShape, tensor: int, context: int, toke
 
 
 def test_the_first_stage_keeps_the_activations_of_all_micro_batches_under_way() -> None:
-    layout = Layout(backend="megatron", tensor=8, pipeline=4, data=1, recompute="full")
+    layout = ParallelLayout(backend="megatron", tensor=8, pipeline=4, data=1, recompute="full")
     few, many = (Work(row_tokens=32768, rows_per_rank=rows, trained_share=0.25) for rows in (1, 8))
     kept = 32768 * 2 * 5120 // 8 * 16  # inputs of 16 layers of one micro-batch
     first, second = (
@@ -260,7 +260,7 @@ def test_flops_by_hand() -> None:
 def test_seconds_of_published_trainer_steps_are_of_the_right_size() -> None:
     """prime-rl's rows for Qwen3-4B full RL at 65,536 tokens on 8 H200: 29,544 tokens/s, MFU 36 %, FSDP."""
     shape, h200 = PUBLISHED["Qwen/Qwen3-4B"], DEVICES["h200"]
-    layout = Layout(backend="torch", data=8, recompute="full", sharded=True)
+    layout = ParallelLayout(backend="torch", data=8, recompute="full", sharded=True)
     step = StepTokens(documents=8, mean_tokens=65536, spread=1.0, trained_share=1.0)
     work = Work(row_tokens=65536, rows_per_rank=1, trained_share=1.0)
     seconds = sum(training_seconds(shape, layout, work, step, h200, Efficiency(), gpus_per_node=8).values())
@@ -304,7 +304,7 @@ def test_rollouts_take_longer_with_less_of_everything() -> None:
     ],
 )
 def test_why_layouts_are_illegal(changes: dict[str, int], words: str) -> None:
-    layout = Layout(backend="megatron", **changes)
+    layout = ParallelLayout(backend="megatron", **changes)
     found = problem(layout, QWEN72, gpus_per_node=8, rows_per_step=32)
     assert found.startswith(words)
     assert bool(found) == bool(words)
@@ -397,3 +397,21 @@ def test_phases_of_a_recipe() -> None:
     assert first.scoring_passes == 1  # several optimizer steps: the old policy is another one from the second on
     (deepswe,) = planner("experiment=deepswe", nodes=8, gpu="h100").work
     assert (deepswe.episodes.count, deepswe.optimizer_steps, deepswe.scoring_passes) == (512, 1, 0)
+
+
+def test_torch_ranks_that_share_a_row_hold_a_part_of_it() -> None:
+    """Four ranks with a row four times as long: all but the gathered keys and values as one rank with its own row."""
+
+    def parts(context: int, tokens: int) -> dict[str, int]:
+        layout = ParallelLayout(backend="torch", data=8 // context, context=context, sharded=True)
+        work = Work(row_tokens=tokens, rows_per_rank=1, trained_share=0.2, dtype="bfloat16")
+        return {part.name: part.num_bytes for part in memory_torch.rank_memory(QWEN32, layout, work, cpu=False)}
+
+    one, four = parts(1, 8192), parts(4, 4 * 8192)
+    for name in ("parameters", "gradients", "optimizer", "activations", "logits"):
+        assert one[name] == four[name]
+    assert "keys" not in one
+    assert four["keys"] == 2 * (2 + 4) * 8 * 128 * 4 * 8192  # keys and values, bf16, with fp32 gradients
+    layout = ParallelLayout(backend="torch", data=2, context=4, sharded=True)
+    assert layout.describe() == "FSDP over DP2 x CP4, recompute none"
+    assert "trainer.context_parallel=4" in layout.overrides()

@@ -14,9 +14,9 @@ import pytest
 from real_parts import require
 
 from swe_rl.config import ModelConfig
-from swe_rl.training.planning.layouts import Layout
 from swe_rl.training.planning.memory_megatron import Work, layer_bytes
 from swe_rl.training.planning.memory_torch import rank_memory
+from swe_rl.training.planning.parallel_layouts import ParallelLayout
 from swe_rl.training.planning.parts import total
 from swe_rl.training.planning.shapes import ModelShape, model_shape
 
@@ -65,7 +65,7 @@ def predicted(case: dict[str, Any]) -> int:
     work = Work(
         row_tokens=case["document"] * case["documents"], rows_per_rank=2, trained_share=0.25, dtype=case["dtype"]
     )
-    return total(rank_memory(shape, Layout(backend="torch", recompute=case["recompute"]), work, cpu=True))
+    return total(rank_memory(shape, ParallelLayout(backend="torch", recompute=case["recompute"]), work, cpu=True))
 
 
 def answer_of(worker: str, *words: str, **env: str) -> Any:

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import layouts_worker as worker
 import pytest
+import rank_rows_worker as worker
 import torch
 from tree_groups import random_group
 
@@ -17,7 +17,7 @@ from swe_rl.batching.layout import batch_cost
 from swe_rl.cli.hydra_entry import compose_config
 from swe_rl.config import BatchingConfig, TrainConfig, validate
 from swe_rl.errors import ConfigError
-from swe_rl.training.layouts import laid_out
+from swe_rl.training.rank_rows import laid_out
 
 
 @pytest.mark.parametrize(("layout", "tree"), [("sequence", False), ("tree", True), ("auto", True)])

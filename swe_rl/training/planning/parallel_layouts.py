@@ -14,8 +14,8 @@ CONFIGURABLE = ("none", "full")  # what trainer.activation_checkpointing can cho
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """Sizes of the axes; tensor x context x pipeline x data = GPUs of the trainer. `backend` torch has data alone."""
+class ParallelLayout:
+    """Sizes of the axes; their product is the GPUs of the trainer. `backend` torch has context and data alone."""
 
     backend: str  # torch | megatron
     data: int = 1
@@ -34,7 +34,8 @@ class Layout:
     def describe(self) -> str:
         if self.backend == "torch":
             how = "FSDP" if self.sharded else "replicated"
-            cuts = f"{how} over DP{self.data}" if self.num_gpus > 1 else "one process"
+            axes = f"DP{self.data} x CP{self.context}" if self.context > 1 else f"DP{self.data}"
+            cuts = f"{how} over {axes}" if self.num_gpus > 1 else "one process"
         else:
             cuts = f"TP{self.tensor} CP{self.context} PP{self.pipeline} DP{self.data}"
             cuts += f" EP{self.expert}" if self.expert > 1 else ""
@@ -44,7 +45,7 @@ class Layout:
         """The words of a command line that choose this layout."""
         chosen: dict[str, object]
         if self.backend == "torch":
-            chosen = {"fsdp": self.sharded}
+            chosen = {"fsdp": self.sharded, "context_parallel": self.context}
         else:
             chosen = {
                 "tensor_parallel": self.tensor,
@@ -57,7 +58,7 @@ class Layout:
         return [f"trainer.{key}={str(value).lower()}" for key, value in words.items()]
 
 
-def problem(layout: Layout, shape: ModelShape, *, gpus_per_node: int, rows_per_step: int) -> str:
+def problem(layout: ParallelLayout, shape: ModelShape, *, gpus_per_node: int, rows_per_step: int) -> str:
     """Why Megatron cannot run `layout`, or would starve in it; "" when it can.
 
     rows_per_step: micro-batches of an optimizer step over all ranks.
@@ -89,7 +90,7 @@ def problem(layout: Layout, shape: ModelShape, *, gpus_per_node: int, rows_per_s
     return ""
 
 
-def megatron_layouts(shape: ModelShape, *, num_gpus: int) -> Iterator[Layout]:
+def megatron_layouts(shape: ModelShape, *, num_gpus: int) -> Iterator[ParallelLayout]:
     """Every way to write num_gpus as tensor x context x pipeline x data; not all of them are legal."""
     for tensor in _divisors(num_gpus):
         for context in _divisors(num_gpus // tensor):
@@ -97,7 +98,7 @@ def megatron_layouts(shape: ModelShape, *, num_gpus: int) -> Iterator[Layout]:
                 data = num_gpus // (tensor * context * pipeline)
                 experts = _divisors(data * context) if shape.num_experts else [1]
                 yield from (
-                    Layout(
+                    ParallelLayout(
                         backend="megatron",
                         data=data,
                         tensor=tensor,
@@ -113,11 +114,11 @@ def megatron_layouts(shape: ModelShape, *, num_gpus: int) -> Iterator[Layout]:
                 )
 
 
-def torch_layouts(*, num_gpus: int) -> Iterator[Layout]:
+def torch_layouts(*, num_gpus: int) -> Iterator[ParallelLayout]:
     """Replicated and sharded, with and without recomputation."""
     for sharded in (False, True) if num_gpus > 1 else (False,):
         for mode in CONFIGURABLE:
-            yield Layout(backend="torch", data=num_gpus, recompute=mode, sharded=sharded)
+            yield ParallelLayout(backend="torch", data=num_gpus, recompute=mode, sharded=sharded)
 
 
 def _divisors(number: int) -> list[int]:

@@ -1,6 +1,6 @@
-"""What two torchrun ranks do in test_layouts: rank 0 has nearly all rows of a step, and gives some away.
+"""What two torchrun ranks do in test_rank_rows: rank 0 has nearly all rows of a step, and gives some away.
 
-Run as a script under torchrun: `layouts_worker.py OUT`; every rank writes OUT/RANK.pt.
+Run as a script under torchrun: `rank_rows_worker.py OUT`; every rank writes OUT/RANK.pt.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tree_groups import random_group
 
 from swe_rl.batching.layout import batch_cost, lay_out
 from swe_rl.training import mesh
-from swe_rl.training.layouts import balanced
+from swe_rl.training.rank_rows import balanced
 from swe_rl.types import PackedBatch
 
 

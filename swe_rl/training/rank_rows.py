@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from swe_rl.batching.balance import balance
-from swe_rl.batching.layout import Layout, batch_cost, lay_out
+from swe_rl.batching.layout import PackedSamples, batch_cost, lay_out
 from swe_rl.config import TrainConfig
 from swe_rl.training import mesh
 from swe_rl.types import PackedBatch, TrainSample
@@ -23,7 +23,7 @@ def ranks_per_row(cfg: TrainConfig) -> int:
     return cfg.trainer.context_parallel if cfg.trainer.backend == "torch" else 1
 
 
-def laid_out(samples: Sequence[TrainSample], cfg: TrainConfig, *, backend: Priced) -> Layout:
+def laid_out(samples: Sequence[TrainSample], cfg: TrainConfig, *, backend: Priced) -> PackedSamples:
     """The samples as packed rows, in the layout that batching.layout says or that costs less."""
     keys = cfg.batching
     return lay_out(
