@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from swe_rl.batching.columns import column
 from swe_rl.errors import InvariantError
 from swe_rl.models.routing import FREE, decode_routing
 from swe_rl.ops.trie import first_fit
@@ -44,15 +45,15 @@ def pack_row(row: Sequence[TrainSample]) -> PackedBatch:
     """One row from these documents, in this order. Index t is label t: what stands at t describes token t + 1."""
     lengths = [len(sample.input_ids) for sample in row]
     bounds = (0, *accumulate(lengths))
-    kv_end = [end for end, length in zip(bounds[1:], lengths, strict=True) for _ in range(length)]
-    temperatures = _concat(row, lambda s: [s.temperature] * len(s.input_ids), torch.float32)
+    sizes = torch.tensor(lengths)
+    temperatures = torch.tensor([s.temperature for s in row], dtype=torch.float32).repeat_interleave(sizes)
     return PackedBatch(
         input_ids=_concat(row, lambda s: s.input_ids, torch.int64),
         labels=_concat(row, lambda s: _shift(s.input_ids, 0), torch.int64),
-        position_ids=_concat(row, lambda s: range(len(s.input_ids)), torch.int64),
+        position_ids=torch.cat([torch.arange(length) for length in lengths]),
         cu_seqlens=torch.tensor(bounds, dtype=torch.int32),
         cu_seqlens_host=bounds,
-        kv_end=torch.tensor(kv_end, dtype=torch.int32),
+        kv_end=torch.tensor(bounds[1:], dtype=torch.int32).repeat_interleave(sizes),
         loss_mask=_concat(row, lambda s: _shift(s.loss_mask, False), torch.bool),
         rollout_logprobs=_concat(row, lambda s: _shift(s.rollout_logprobs, 0.0), torch.float32),
         old_logprobs=_optional(row, lambda s: s.old_logprobs, 0.0),
@@ -60,12 +61,12 @@ def pack_row(row: Sequence[TrainSample]) -> PackedBatch:
         advantages=_concat(row, lambda s: _shift(s.advantages, 0.0), torch.float32),
         token_weights=_concat(row, lambda s: _shift(_weights(s), 0.0), torch.float32),
         temperature=None if all(sample.temperature == 1.0 for sample in row) else temperatures,
-        policy_version=_concat(row, lambda s: [s.policy_version] * len(s.input_ids), torch.int32),
+        policy_version=torch.tensor([s.policy_version for s in row], dtype=torch.int32).repeat_interleave(sizes),
         trajectory_ids=tuple(sample.trajectory_id for sample in row),
         sequence_coeff=_optional(row, lambda s: s.sequence_coeff, 0.0),
         value_targets=_optional(row, lambda s: s.value_targets, math.nan),
         routed_experts=_routed_experts(row),
-        value_weight=_concat(row, lambda s: [s.value_weight] * len(s.input_ids), torch.float32)
+        value_weight=torch.tensor([s.value_weight for s in row], dtype=torch.float32).repeat_interleave(sizes)
         if any(sample.value_targets for sample in row)
         else None,
     )
@@ -96,7 +97,7 @@ def _shift(values: Sequence[X], last: X) -> list[X]:
 
 
 def _concat(row: Sequence[TrainSample], get: Callable[[TrainSample], Sequence[float]], dtype: torch.dtype) -> Tensor:
-    return torch.tensor([value for sample in row for value in get(sample)], dtype=dtype)
+    return column([get(sample) for sample in row], dtype)
 
 
 def _optional(row: Sequence[TrainSample], get: Callable[[TrainSample], Sequence[float]], last: float) -> Tensor | None:

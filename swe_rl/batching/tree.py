@@ -10,13 +10,13 @@ at its last target: nothing is computed for what comes after it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain, compress
 
 import torch
 from torch import Tensor
 
+from swe_rl.batching.columns import column, indices
 from swe_rl.batching.fit import fit, shared_in_row
 from swe_rl.batching.packing import check_sample
 from swe_rl.batching.places import Place
@@ -32,7 +32,7 @@ class Trees:
     ids: Tensor  # [R] i64 of all samples, each up to its last target
     offsets: Tensor  # [S + 1] i64
     forest: trie.Forest
-    wanted: list[list[bool]]  # of each sample, which of its tokens are targets
+    wanted: list[list[int]]  # of each sample, those of its tokens that are targets, rising
     rows: list[list[int]]  # places in the forest of the samples of each packed row, rising
     num_tokens: int  # of all rows
     num_pairs: int  # (query, key) pairs that attention visits in them
@@ -47,12 +47,11 @@ def plan_trees(samples: Sequence[TrainSample], *, max_tokens: int, impl: str = "
         check_sample(sample)
     _check_events(samples)
     wanted = [_wanted(sample) for sample in samples]
-    lengths = [_last(want) for want in wanted]
-    used = [i for i, length in enumerate(lengths) if length]
+    lengths = [want[-1] if want else 0 for want in wanted]  # the tokens before the last target
     offsets = trie.flat_offsets(lengths)
-    ids = torch.tensor(list(chain.from_iterable(samples[i].input_ids[: lengths[i]] for i in used)), dtype=torch.int64)
+    ids = column((s.input_ids[:length] for s, length in zip(samples, lengths, strict=True)), torch.int64)
     forest = trie.build_forest(ids, offsets, impl=impl)
-    skip = len(samples) - len(used)  # samples without a target end in the root, before all others
+    skip = lengths.count(0)  # samples without a target end in the root, before all others
     forest = trie.Forest(forest.order[skip:].clone(), forest.shared[skip:].clone())
     sizes, shared = [lengths[i] for i in forest.order.tolist()], forest.shared.tolist()
     rows = fit(sizes, shared, max_tokens=max_tokens, impl=impl)
@@ -87,33 +86,33 @@ def _tree_batch(
     bounds = (*borders, len(rows.input_ids))
     places, targets, starts = [], [], [0]
     for name, first in zip(names, _starts(trees.offsets, order), strict=True):
-        positions = list(compress(range(len(trees.wanted[name])), trees.wanted[name]))
+        positions = trees.wanted[name]
         places.append(Place(name, starts[-1], positions))
-        targets.append(torch.tensor(positions, dtype=torch.int64) + (first - 1))
+        targets.append(column([positions], torch.int64) + (first - 1))
         starts.append(starts[-1] + len(positions))
     target_rows = rows.row_of[torch.cat(targets)]
     columns = _Columns([samples[name] for name in names], [trees.wanted[name] for name in names])
     batch = PackedBatch(
         input_ids=rows.input_ids,
-        labels=columns.ints(lambda s: s.input_ids),
+        labels=columns.of(lambda s: s.input_ids, torch.int64),
         position_ids=rows.position_ids,
         cu_seqlens=torch.tensor(bounds, dtype=torch.int32),
         cu_seqlens_host=bounds,
         kv_end=rows.kv_end,
-        loss_mask=columns.ints(lambda s: s.loss_mask).bool(),
-        rollout_logprobs=columns.floats(lambda s: s.rollout_logprobs),
+        loss_mask=columns.of(lambda s: s.loss_mask, torch.bool),
+        rollout_logprobs=columns.of(lambda s: s.rollout_logprobs),
         old_logprobs=columns.optional(lambda s: s.old_logprobs, 0.0),
         ref_logprobs=columns.optional(lambda s: s.ref_logprobs, 0.0),
-        advantages=columns.floats(lambda s: s.advantages),
-        token_weights=columns.floats(lambda s: s.token_weights or [math.nan if m else 0.0 for m in s.loss_mask]),
-        temperature=columns.floats(lambda s: [s.temperature] * len(s.input_ids))
+        advantages=columns.of(lambda s: s.advantages),
+        token_weights=columns.of(lambda s: s.token_weights or [math.nan if m else 0.0 for m in s.loss_mask]),
+        temperature=columns.constant(lambda s: s.temperature)
         if any(samples[name].temperature != 1.0 for name in names)
         else None,
-        policy_version=columns.ints(lambda s: [s.policy_version] * len(s.input_ids)).int(),
+        policy_version=columns.constant(lambda s: s.policy_version, torch.int32),
         trajectory_ids=tuple(samples[name].trajectory_id for name in names),
         sequence_coeff=columns.optional(lambda s: s.sequence_coeff, 0.0),
         value_targets=columns.optional(lambda s: s.value_targets, math.nan),
-        value_weight=columns.floats(lambda s: [s.value_weight] * len(s.input_ids))
+        value_weight=columns.constant(lambda s: s.value_weight)
         if any(samples[name].value_targets for name in names)
         else None,
         target_rows=target_rows,
@@ -134,43 +133,38 @@ class _Columns:
     """The targets of some samples behind each other."""
 
     samples: Sequence[TrainSample]
-    wanted: Sequence[Sequence[bool]]
+    wanted: Sequence[Sequence[int]]
 
-    def ints(self, get: Callable[[TrainSample], Sequence[int]]) -> Tensor:
-        return torch.tensor(list(self._values(get)), dtype=torch.int64)
+    def of(self, get: Callable[[TrainSample], Sequence[float]], dtype: torch.dtype = torch.float32) -> Tensor:
+        """What the samples say of each target."""
+        pairs = zip(map(get, self.samples), self.wanted, strict=True)
+        return column(([values[place] for place in chosen] for values, chosen in pairs), dtype)
 
-    def floats(self, get: Callable[[TrainSample], Sequence[float]]) -> Tensor:
-        return torch.tensor(list(self._values(get)), dtype=torch.float32)
+    def constant(self, get: Callable[[TrainSample], float], dtype: torch.dtype = torch.float32) -> Tensor:
+        """What they say of all of theirs."""
+        values = torch.tensor([get(sample) for sample in self.samples], dtype=dtype)
+        return values.repeat_interleave(torch.tensor([len(chosen) for chosen in self.wanted]))
 
     def optional(self, get: Callable[[TrainSample], Sequence[float]], missing: float) -> Tensor | None:
         if not any(get(sample) for sample in self.samples):
             return None
-        return self.floats(lambda sample: get(sample) or [missing] * len(sample.input_ids))
-
-    def _values(self, get: Callable[[TrainSample], Sequence[float]]) -> Iterable[float]:
-        pairs = zip(self.samples, self.wanted, strict=True)
-        return chain.from_iterable(compress(get(sample), want) for sample, want in pairs)
+        return self.of(lambda sample: get(sample) or [missing] * len(sample.input_ids))
 
 
-def _wanted(sample: TrainSample) -> list[bool]:
+def _wanted(sample: TrainSample) -> list[int]:
     """The tokens something is asked about: trained ones, and first ones of a turn whose state has a value. Never the
     first one: there is no state before it."""
     if not sample.value_targets:
-        return sample.loss_mask
+        return indices(sample.loss_mask)
     pairs = zip(sample.loss_mask[1:], sample.value_targets[1:], strict=True)
-    return [False, *(m or t == t for m, t in pairs)]  # NaN: no target
-
-
-def _last(wanted: Sequence[bool]) -> int:
-    """Index of the last target, which is the number of tokens before it; 0 without a target."""
-    return next((i for i in range(len(wanted) - 1, 0, -1) if wanted[i]), 0)
+    return indices([False, *(m or t == t for m, t in pairs)])  # NaN: no target
 
 
 def _check_events(samples: Sequence[TrainSample]) -> None:
     """Every sampling event trains in one sample: copies of it are context."""
     seen: dict[tuple[str, int], int] = {}
     for index, sample in enumerate(samples):
-        for turn in set(compress(sample.turn_ids, sample.loss_mask)):
+        for turn in {sample.turn_ids[place] for place in indices(sample.loss_mask)}:
             if seen.setdefault((sample.trajectory_id, turn), index) != index:
                 raise InvariantError(
                     f"{sample.trajectory_id}: turn {turn} trains in two samples: mask it in those that repeat it"
