@@ -49,6 +49,7 @@ from swe_rl.tasks.oracle import OracleDemonstrator
 from swe_rl.train_loop import Position, Run
 from swe_rl.training import checkpoint, mesh
 from swe_rl.training.run_dir import RunDir, check_ranks_agree, open_run_dir
+from swe_rl.training.waiting import open_attendance
 from swe_rl.training.weight_sync import WeightPublisher
 from swe_rl.types import Task, Trajectory
 
@@ -65,7 +66,9 @@ async def open_run(cfg: TrainConfig, *, label: str, config_yaml: str) -> AsyncIt
         stack.callback(mesh.shutdown)
         check_cluster(cfg.cluster, world_size=mesh.world_size())
         check_ranks_agree(config_yaml)
-        share = Share(rank=mesh.rank(), world_size=mesh.world_size(), gather=mesh.gather_objects)
+        gather, leave = open_attendance()
+        stack.callback(leave)
+        share = Share(rank=mesh.rank(), world_size=mesh.world_size(), gather=gather)
         train_tasks, eval_tasks = load_task_sets(cfg)
         check_counts(cfg, num_tasks=len(train_tasks), world_size=share.world_size)
         model, tokenizer = load_policy(cfg)

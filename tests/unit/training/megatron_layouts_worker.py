@@ -25,7 +25,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 
 from swe_rl.batching.packing import pack_row
 from swe_rl.config import AlgoConfig, TrainerConfig
+from swe_rl.inference.weight_update import UpdatePlan, WeightInbox
 from swe_rl.training.megatron.backend import MegatronBackend
+from swe_rl.training.weight_source import SyncTotals
 from swe_rl.types import PackedBatch, TrainSample
 
 VOCAB, RATE, DECAY, TEMPERATURE = 331, 1e-2, 0.1, 0.75  # which fp32 has exactly
@@ -193,6 +195,31 @@ def logprob_error(rank: int, size: int, scored: list[Tensor], wanted: list[Tenso
     return worst
 
 
+class Engine:
+    """What an engine in bf16 gets of a backend, bucket by bucket."""
+
+    def __init__(self, backend: MegatronBackend) -> None:
+        self.backend, self.version = backend, 0
+        self.weights = {name: torch.zeros(w.shape, dtype=torch.bfloat16) for name, w in backend.weights().items()}
+        self.inbox = WeightInbox(self.weights)
+        self.source = backend.weight_source(dtype="bfloat16", bucket_bytes=1 << 14, remember=True)
+
+    def take(self, *, delta: bool) -> float:
+        """The share of a whole update's bytes that came. AssertionError unless every bit is the trainer's."""
+        base = self.version if delta else None
+        self.version += 1
+        shapes = self.source.shapes
+        plan = UpdatePlan(version=self.version, base_version=base, stream="test", dtype="bfloat16", shapes=shapes)
+        totals = SyncTotals()
+        assert self.inbox.start(plan)
+        for bucket in self.source.buckets(totals, delta=delta):
+            self.inbox.receive(bucket)
+        assert self.inbox.finish(totals.checksums) == []
+        wanted = self.backend.weights()
+        assert all(torch.equal(self.weights[name], wanted[name].bfloat16()) for name in wanted)
+        return totals.sent_bytes / totals.full_bytes
+
+
 def measure(case: dict[str, Any], want: dict[str, Any], rank: int, size: int, folder: Path) -> dict[str, Any]:
     backend, rows, first = make(case, folder), share(rank, size), want["losses"][0]
     found: dict[str, Any] = {"start": errors(backend.weights(), want["before"])[0]}
@@ -203,7 +230,10 @@ def measure(case: dict[str, Any], want: dict[str, Any], rank: int, size: int, fo
         totals = backend.backward(rows, objective="policy_gradient")
         found["loss"] = abs(totals._found["loss"] / first - 1)
         found["grads"], found["worst"] = errors(backend.gradients(), want["grads"])
+        engine = Engine(backend)
+        found["published"] = [engine.take(delta=False)]
         stats = backend.train_step(rows, learning_rate=RATE)
+        found["published"] += [engine.take(delta=True), engine.take(delta=True)]
         found["norm"] = abs(stats.grad_norm / want["norm"] - 1)
         found["tokens"] = [stats.num_tokens, stats.num_loss_tokens]
         state = backend.state_dict(keep=rank == 0)

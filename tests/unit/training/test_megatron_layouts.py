@@ -87,6 +87,10 @@ def test_steps_are_those_of_one_process(found: Any, wanted: dict[str, Any]) -> N
         assert rank["start"] <= (1e-15 if wanted["dtype"] == "float64" else 0)
         assert rank["tokens"] == TOKENS
         assert rank["logprobs"] <= SCORES
+        whole, changed, nothing = rank["published"]  # of the bytes; the worker compares the bits
+        assert whole == 1.0
+        assert nothing < 0.02
+        assert nothing < changed <= 1.0
         for name in ("loss", "grads", "norm", "second", "third"):
             limit = bound if name in ("loss", "grads", "norm") else 10 * bound  # after steps of AdamW
             assert rank[name] <= limit, (name, rank)
