@@ -23,6 +23,7 @@ TWO_OVER_PI = tl.constexpr(0.6366197723675814)
 P1 = tl.constexpr(12867 / 2**13)
 P2 = tl.constexpr(15786 / 2**27)
 P3 = tl.constexpr(9.9209357968054044e-10)
+MAX_ANGLE = tl.constexpr(1048576.0)
 
 
 @triton.jit
@@ -105,8 +106,9 @@ def rope_kernel(
     pairs = tl.arange(0, PAIRS)
     position = tl.load(position_ids + token).to(tl.float32)
     frequency = tl.load(inv_freq + pairs, mask=pairs < HALF, other=0.0)
-    sin, cos = sin_cos(position * frequency)
-    factor = tl.load(attention_factor)
+    angle = position * frequency
+    sin, cos = sin_cos(angle)
+    factor = tl.where(tl.abs(angle) < MAX_ANGLE, tl.load(attention_factor), float("nan"))
     cos = (cos * factor)[None, :]
     sin = (sin * factor)[None, :]
     if INVERSE:

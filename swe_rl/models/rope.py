@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from swe_rl.errors import ConfigError, InvariantError
+from swe_rl.ops.rope_ops import MAX_ANGLE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -94,7 +95,7 @@ class Rope:
 
     def tables(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """(cos, sin), each [T, dim / 2] fp32 with the attention factor inside; angles are rounded to fp32, as the
-        engines' are."""
+        engines' are (see ops.rope for what that costs)."""
         angles = position_ids[:, None].float() * self.inv_freq().to(position_ids.device)
         return angles.cos() * self.scaling, angles.sin() * self.scaling
 
@@ -228,6 +229,11 @@ def _check_original(model: PreTrainedModel, rope: Rope, where: str) -> None:
     """ConfigError when the ramp would be computed for a context that the model was not pretrained for."""
     if rope.factor <= 1:
         return
+    if rope.factor * rope.original_context > MAX_ANGLE:
+        raise ConfigError(
+            f"{where} and factor {rope.factor:g} make a context of more than 2^20 tokens, where fp32 angles are off by "
+            "up to 0.25: use a smaller factor"
+        )
     config: Any = model.config
     shipped = getattr(config, "max_position_embeddings", None)
     known = PRETRAINED.get((config.model_type, shipped or 0))

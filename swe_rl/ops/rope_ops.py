@@ -5,6 +5,10 @@
 for dimensions i and i + R / 2 of every head, R = 2 len(inv_freq); dimensions from R on pass through. Angles are formed
 in the dtype of inv_freq (fp32: as in the inference engines, so that both sides turn by the same rounded angle),
 products in fp32 (fp64 for fp64 inputs) with one rounding at the end. No table of positions exists.
+
+An fp32 angle of x radians is off by up to x 2^-22 (its frequency and the product are rounded), 0.03 at position
+131,071; exact angles would not be those of the engines. From MAX_ANGLE on, where it is off by up to 0.25, fp32 angles
+are refused: at once on a CPU, and where checking would mean waiting for a GPU such pairs become NaN.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from swe_rl.errors import ConfigError
 from swe_rl.ops import triton_rows
 
 IMPLS = ("auto", "reference", "triton")
+MAX_ANGLE = 1 << 20  # radians, in fp32; also how far the kernel's sine and cosine are exact
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 log = logging.getLogger(__name__)
 
@@ -35,10 +40,10 @@ def rope(
 ) -> tuple[Tensor, Tensor]:
     """Turned copies of q [T, Hq, D] and k [T, Hkv, D], differentiable in both, contiguous, of the dtype of the inputs.
 
-    position_ids [T] int64 or int32, at least 0 and of any order; inv_freq [R / 2] radians per position, fp32 or, for
-    the reference, fp64; R at most D. attention_factor multiplies cos and sin. impl: auto takes the Triton kernel for
-    CUDA tensors where it can run, else plain torch. q and k may be views of a fused projection (unit stride along D).
-    Raises ConfigError for a bad `impl`, ValueError for tensors that do not fit.
+    position_ids [T] int64 or int32, at least 0 and of any order; inv_freq [R / 2] radians per position, fp32 (angles
+    below MAX_ANGLE) or, for the reference, fp64; R at most D. attention_factor multiplies cos and sin. impl: auto takes
+    the Triton kernel for CUDA tensors where it can run, else plain torch. q and k may be views of a fused projection
+    (unit stride along D). Raises ConfigError for a bad `impl`, ValueError for tensors that do not fit.
     """
     check(q, k, position_ids, inv_freq, attention_factor=attention_factor)
     chosen = pick_impl(impl, q, inv_freq)
@@ -74,6 +79,18 @@ def check(q: Tensor, k: Tensor, position_ids: Tensor, inv_freq: Tensor, *, atten
         )
     if not attention_factor > 0:
         raise ValueError(f"attention_factor={attention_factor} must be positive: 1 without YaRN")
+    if position_ids.device.type == "cpu" and len(position_ids) and not torch.compiler.is_compiling():
+        _check_positions(position_ids, inv_freq)
+
+
+def _check_positions(position_ids: Tensor, inv_freq: Tensor) -> None:
+    lowest, highest = (int(end) for end in position_ids.aminmax())
+    if lowest < 0:
+        raise ValueError(f"position_ids has {lowest}: positions begin at 0")
+    if inv_freq.dtype == torch.float32 and highest * float(inv_freq.max()) >= MAX_ANGLE:
+        raise ValueError(
+            f"position_ids has {highest}: an fp32 angle of 2^20 radians is off by up to 0.25, use shorter sequences"
+        )
 
 
 def pick_impl(impl: str, q: Tensor, inv_freq: Tensor) -> str:
@@ -125,6 +142,8 @@ def reference(
     """Plain torch, with the meaning of the module's first lines."""
     wide = torch.promote_types(q.dtype, torch.float32)
     angles = position_ids[:, None].to(inv_freq.dtype) * inv_freq
+    if inv_freq.dtype == torch.float32:
+        angles = angles.masked_fill(angles.abs() >= MAX_ANGLE, torch.nan)
     cos = (angles.cos() * attention_factor).to(wide)[:, None]
     sin = (angles.sin() * attention_factor).to(wide)[:, None]
     sin = -sin if inverse else sin

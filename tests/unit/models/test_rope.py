@@ -24,7 +24,7 @@ SMALL = {
     "intermediate_size": 32,
     "vocab_size": 40,
 }
-POSITIONS = torch.tensor([0, 1, 32767, 32768, 131071])
+POSITIONS = torch.tensor([0, 1, 32767, 32768, 131071, 1048575])
 QWEN = Rope(theta=1e6, dim=128, factor=4.0, original_context=32768)
 
 
@@ -187,6 +187,12 @@ def test_a_qwen3_directory_that_leaves_the_original_context_out_is_refused() -> 
 def test_a_context_longer_than_the_positions_is_refused() -> None:
     with pytest.raises(ConfigError, match="pretrained for at most 8192 tokens"):
         set_rope(build_model(config()), config(yarn_factor=4.0, yarn_original_context=8193))
+
+
+def test_a_context_beyond_what_fp32_angles_can_say_is_refused() -> None:
+    assert set_rope(qwen3(), config(yarn_factor=32.0, yarn_original_context=32768))
+    with pytest.raises(ConfigError, match="and factor 33 make a context of more than 2\\^20 tokens"):
+        set_rope(qwen3(), config(yarn_factor=33.0, yarn_original_context=32768))
 
 
 def test_tables_that_are_not_the_description_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,11 +65,18 @@ def test_kernel_is_the_reference(shape: tuple[int, ...], inverse: bool, dtype: t
 def test_the_kernel_turns_by_the_tables_of_the_model() -> None:
     """A pair (1, 0) becomes (cos, sin): equal to the tables of YaRN within 1e-6 at the ends of both contexts."""
     described = Rope(theta=1e6, dim=128, factor=4.0, original_context=32768)
-    positions = torch.tensor([0, 1, 32767, 32768, 131071])
-    ones = torch.cat([torch.ones(5, 1, 64), torch.zeros(5, 1, 64)], dim=-1)
+    positions = torch.tensor([0, 1, 32767, 32768, 131071, 1048575])
+    ones = torch.cat([torch.ones(6, 1, 64), torch.zeros(6, 1, 64)], dim=-1)
     found, _ = rope(ones, ones, positions, described.inv_freq(), attention_factor=described.scaling, impl="triton")
     for table, half in zip(described.tables(positions), (found[:, 0, :64], found[:, 0, 64:]), strict=True):
         torch.testing.assert_close(half, table, rtol=0, atol=1e-6)
+
+
+def test_positions_beyond_the_last_angle_become_nan() -> None:
+    q, k, _, inv_freq = make(3, 2, 1, 8, 8, torch.float32)
+    found = rope_ops.turn(q, k, torch.tensor([7, 1 << 20, (1 << 20) - 1]), inv_freq, 1.0, False, "triton")
+    for heads in found:
+        assert heads.isnan().any(dim=2).any(dim=1).tolist() == [False, True, False]
 
 
 def test_gradients() -> None:

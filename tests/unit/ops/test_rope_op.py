@@ -47,6 +47,28 @@ def test_values(shape: tuple[int, ...]) -> None:
         torch.testing.assert_close(found.double(), turned(given, positions, inv_freq, 1.1386), rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize("position", [0, 1, 32767, 32768, 131071, 1048575])
+def test_far_positions_are_the_formula_within_what_an_fp32_angle_can_say(position: int) -> None:
+    """A pair (1, 0) becomes (cos, sin)."""
+    dimensions = torch.arange(0, 128, 2)
+    inv_freq = 1.0 / 1e6 ** (dimensions.float() / 128)
+    ones = torch.cat([torch.ones(1, 1, 64), torch.zeros(1, 1, 64)], dim=-1)
+    found = rope(ones, ones, torch.tensor([position]), inv_freq)[0][0, 0].double()
+    rounded = (position * inv_freq).double()
+    torch.testing.assert_close(found, torch.cat([rounded.cos(), rounded.sin()]), rtol=0, atol=2e-7)
+    angles = position * 1e6 ** (-dimensions.double() / 128)
+    assert ((found - torch.cat([angles.cos(), angles.sin()])).abs() <= angles.repeat(2) * 2.0**-22 + 2e-7).all()
+
+
+def test_positions_that_cannot_be_checked_become_nan() -> None:
+    q, k, _, inv_freq = make(3, 2, 1, 8, 8, torch.float32)
+    positions = torch.tensor([7, 1 << 20, (1 << 20) - 1])
+    found = rope_ops.turn(q, k, positions, inv_freq, 1.0, False, "reference")[0]
+    assert found.isnan().any(dim=2).any(dim=1).tolist() == [False, True, False]
+    wide = rope(q.double(), k.double(), positions, inv_freq.double())[0]
+    assert wide.isfinite().all()
+
+
 def test_it_is_the_function_of_transformers() -> None:
     q, k, positions, inv_freq = make(17, 4, 2, 24, 24, torch.float32)
     angles = positions[:, None].float() * inv_freq
@@ -117,6 +139,8 @@ def bad(**changes: Any) -> dict[str, Any]:
     [
         ({"position_ids": torch.arange(4)}, r"position_ids has shape \[4\], q has 5 tokens"),
         ({"position_ids": torch.arange(5).float()}, "position_ids has dtype torch.float32: use int64 or int32"),
+        ({"position_ids": torch.tensor([3, 0, -1, 0, 0])}, "position_ids has -1: positions begin at 0"),
+        ({"position_ids": torch.arange(5) + (1 << 20) - 4}, r"position_ids has 1048576: an fp32 angle of 2\^20 rad"),
         ({"q": torch.zeros(1, 5, 2, 8)}, r"q has shape \[1, 5, 2, 8\]: it must be \[tokens, heads, head_dim\]"),
         ({"k": torch.zeros(5, 1, 8).int()}, "k has dtype torch.int32"),
         ({"k": torch.zeros(5, 1, 8).half()}, "q is torch.float32 on cpu, k is torch.float16 on cpu"),
