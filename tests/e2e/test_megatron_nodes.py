@@ -50,6 +50,7 @@ def nodes() -> Iterator[list[str]]:
 def start(node: str, number: int, run_dir: Path, *words: str, endpoint: str = FIRST) -> subprocess.Popen[str]:
     launcher = ["-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d"]
     launcher += ["--rdzv-endpoint", f"{endpoint}:{PORT}", "--rdzv-id", "test", "--local-addr", (FIRST, SECOND)[number]]
+    launcher += ["--rdzv-conf", f"is_host={1 - number}"]  # names of hosts, by which torchrun tells, are the same here
     arguments = ["ip", "netns", "exec", node, sys.executable, *launcher, "-m", "swe_rl", "train", *WORDS]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": f"swerl{number + 1}"}
     with open(run_dir.with_name(f"node{number}.log"), "w") as out:
