@@ -10,7 +10,7 @@ from swe_rl.errors import ConfigError
 
 @dataclass(kw_only=True)
 class BatchingConfig:
-    max_tokens_per_batch: int = 4096  # packed tokens of one micro-batch (PackedBatch)
+    max_tokens_per_batch: int = 4096  # tokens of a packed row (PackedBatch), however many processes share it
     # sequence (samples one by one) | tree (what samples share is computed once) | auto (whichever takes less time by
     # the cost model of batching/layout.py)
     layout: str = "sequence"

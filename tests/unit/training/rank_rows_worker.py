@@ -1,6 +1,7 @@
-"""What two torchrun ranks do in test_rank_rows: rank 0 has nearly all rows of a step, and gives some away.
+"""What gloo ranks do in test_rank_rows: rank 0 has nearly all rows of a step, and gives some away.
 
-Run as a script under torchrun: `rank_rows_worker.py OUT`; every rank writes OUT/RANK.pt.
+Run as a script: `rank_rows_worker.py FOLDER SIZE...`; of each size there are two groups, and every rank writes
+FOLDER/SIZE-RANK.pt.
 """
 
 from __future__ import annotations
@@ -8,13 +9,14 @@ from __future__ import annotations
 import random
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
+from forked_ranks import fork
 from tree_groups import random_group
 
 from swe_rl.batching.layout import batch_cost, lay_out
-from swe_rl.training import mesh
 from swe_rl.training.rank_rows import balanced
 from swe_rl.types import PackedBatch
 
@@ -30,12 +32,15 @@ def rows_of(rank: int) -> list[PackedBatch]:
     return lay_out(samples, max_tokens=30, layout="tree").batches[: None if rank == 0 else 1]
 
 
-def main() -> None:
-    mesh.init_distributed(device="cpu")
-    rows = balanced(rows_of(mesh.rank()), backend=Price())
+def run_rank(folder: Path, rank: int, size: int) -> None:
+    rows = balanced(rows_of(rank), backend=Price(), group_size=size // 2)
     costs = [batch_cost(row, pair_cost=Price.pair_cost) for row in rows]
-    torch.save((costs, [row.input_ids.tolist() for row in rows]), Path(sys.argv[1]) / f"{mesh.rank()}.pt")
-    mesh.shutdown()
+    torch.save((costs, [row.input_ids.tolist() for row in rows]), folder / f"{size}-{rank}.pt")
+
+
+def main() -> None:
+    folder, sizes = Path(sys.argv[1]), [int(size) for size in sys.argv[2:]]
+    fork(folder, sizes, partial(run_rank, folder))
 
 
 if __name__ == "__main__":

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import rank_rows_worker as worker
 import torch
+from forked_ranks import start
 from tree_groups import random_group
 
 from swe_rl.batching.layout import batch_cost
@@ -60,18 +58,18 @@ def test_an_unknown_layout_is_refused() -> None:
         validate(config)
 
 
-def test_the_busiest_rank_gives_rows_away_and_none_is_lost(tmp_path: Path) -> None:
-    here = Path(worker.__file__)
-    paths = [str(here.parent), str(here.parents[2]), str(here.parents[3]), os.environ.get("PYTHONPATH", "")]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(here)]
-    done = subprocess.run([*command, str(tmp_path)], env=env, stderr=subprocess.PIPE, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    costs, ids = zip(*(torch.load(tmp_path / f"{rank}.pt") for rank in range(2)), strict=True)
-    before = [[batch.input_ids.tolist() for batch in worker.rows_of(rank)] for rank in range(2)]
-    assert sorted(ids[0] + ids[1]) == sorted(before[0] + before[1])
-    assert all(mine == sorted(mine, reverse=True) for mine in costs), "the most expensive row first"
-    loads = [sum(mine) for mine in costs]
-    homes = [sum(batch_cost(b, pair_cost=0.01) for b in worker.rows_of(rank)) for rank in range(2)]
-    assert max(homes) > 3 * min(homes)
-    assert max(loads) - min(loads) <= max(max(mine) for mine in costs)
+def test_the_busiest_group_gives_rows_away_and_none_is_lost(tmp_path: Path) -> None:
+    """Two ranks, and two groups of two: there a row keeps its place in the group."""
+    start(worker, tmp_path, 2, 4)
+    for size in (2, 4):
+        group = size // 2
+        costs, ids = zip(*(torch.load(tmp_path / f"{size}-{rank}.pt") for rank in range(size)), strict=True)
+        before = [[batch.input_ids.tolist() for batch in worker.rows_of(rank)] for rank in range(size)]
+        for place in range(group):
+            assert sorted(ids[place] + ids[place + group]) == sorted(before[place] + before[place + group])
+        assert all(mine == sorted(mine, reverse=True) for mine in costs), "the most expensive row first"
+        loads = [sum(sum(mine) for mine in costs[first : first + group]) for first in (0, group)]
+        every = [[batch_cost(b, pair_cost=0.01) for b in worker.rows_of(rank)] for rank in range(size)]
+        homes = [sum(sum(mine) for mine in every[first : first + group]) for first in (0, group)]
+        assert max(homes) > 2 * min(homes)
+        assert max(loads) - min(loads) <= max(max(mine) for mine in every)
