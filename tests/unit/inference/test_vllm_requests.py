@@ -150,7 +150,7 @@ def test_arguments_become_options_of_the_server() -> None:
         "hf_overrides": {"head_dtype": "float32"},
     }
     words = command_line({**args, "max_model_len": 512, "disable_log_stats": True})
-    assert words[:1] == ["/m"]
+    assert words[:2] == ["--model", "/m"]
     assert "--enforce-eager" in words
     assert "--no-enable-prefix-caching" in words
     assert words[words.index("--hf-overrides") + 1] == '{"head_dtype": "float32"}'
