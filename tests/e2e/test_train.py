@@ -287,16 +287,19 @@ def test_rollouts_one_step_behind(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fsdp", ["false", "true"])
-def test_two_torchrun_processes_share_one_run(tmp_path: Path, fsdp: str) -> None:
+@pytest.mark.parametrize(("fsdp", "context"), [("false", 1), ("true", 1), ("true", 2)])
+def test_two_torchrun_processes_share_one_run(tmp_path: Path, fsdp: str, context: int) -> None:
+    """With context=2 both compute most rows together; each has rollouts of its own all the same."""
     run_dir = tmp_path / "run"
-    result = torchrun(run_dir, *TINY, f"trainer.fsdp={fsdp}", "eval.base_tasks=0")
+    split = [f"trainer.context_parallel={context}", f"batching.max_tokens_per_batch={256 if context > 1 else 4096}"]
+    result = torchrun(run_dir, *TINY, f"trainer.fsdp={fsdp}", *split, "eval.base_tasks=0")
     assert result.returncode == 0, result.stderr[-3000:]
     rows = json.loads((run_dir / "results.json").read_text())
     assert [(row["phase"], row["num_tasks"]) for row in rows] == [("warm_start", 2), ("rl", 2)]
     for values in metrics(run_dir, "rl"):  # those of both ranks
         assert sum(value for name, value in values.items() if name.startswith("stop_reason/")) == 2 * 4
         assert values["train/logprob_abs_diff"] <= 1e-4
+        assert (values["train/context_split_frac"] > 0) == (context > 1)
     made = {t.trajectory_id for folder in (run_dir / "rollouts").iterdir() for t in _rollouts_in(folder)}
     assert sum(name.startswith("rl/") for name in made) == 3 * 2 * 4
     assert position(run_dir) == {"phase": 2, "step": 0, "total": 5}
@@ -320,6 +323,7 @@ def test_two_torchrun_processes_share_one_run(tmp_path: Path, fsdp: str) -> None
         (["agent.max_turn_tokens=10000"], "agent.max_turn_tokens"),
         (["algo.stop_reasons.max_trns=mask"], "max_trns"),
         (["task.num_train=40"], "phases.warm_start.num_tasks=48"),
+        (["trainer.context_parallel=2"], "trainer.context_parallel=2 does not divide the number of training processes"),
     ],
 )
 def test_bad_input_is_one_clear_line(tmp_path: Path, overrides: list[str], key: str) -> None:
