@@ -1,7 +1,8 @@
 """Inference at scale: vLLM 0.32 behind Policy. vLLM itself is imported when an engine is opened.
 
 opening.open_vllm   the engine of a configuration
-engine              sessions, weight updates, lost and hung replicas
+engine              sessions, turns, weight updates
+fleet               which replicas can be asked; how lost and hung ones come back
 router              which replica serves a session
 replica             the seam; local (child processes), server (HTTP), ray_replica (actors) are behind it
 requests, turn      what is asked and what came back
