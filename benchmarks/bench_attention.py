@@ -15,23 +15,17 @@ baselines/attention_DEVICE.csv, `--plot` draws that file.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
-import json
-import os
 import statistics
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 from attention_providers import ON_CPU, PROVIDERS, run_provider, versions
 from attention_shapes import MASKS, AttentionCase, make_inputs
-from bench_head import _commit, _cpu_name, append_row
 from head_providers import first_line
-from measure import Times, interleaved, peak_memory
+from measure import interleaved, peak_memory
+from recording import Row, append_row, circumstances, memory_in_child, print_memory, time_columns
 from torch import Tensor
 
 BASELINES = Path(__file__).parent / "baselines"
@@ -43,7 +37,6 @@ COLUMNS = (
     *("D", "mask", "mode", "repeats", "p20_s", "p50_s", "p80_s", "cpu_p50_s", "tflops", "roofline_fraction"),
     *("ratio_to_ours", "cpu_ratio_to_ours", "difference_to_ours", "peak_mib_over_base", "versions", "note"),
 )
-Row = dict[str, object]
 
 
 def bench_case(case: AttentionCase, providers: Sequence[str], args: argparse.Namespace) -> Iterator[Row]:
@@ -51,7 +44,7 @@ def bench_case(case: AttentionCase, providers: Sequence[str], args: argparse.Nam
     results = speed(case, providers, args.repeats)
     for name in providers:
         if args.memory and "note" not in results[name]:
-            results[name] |= memory_in_child(case, name, args.threads)
+            results[name] |= memory_in_child(__file__, case, name, args.threads)
     for name, found in results.items():
         yield {**_common(case, args, name), **found}
 
@@ -76,7 +69,9 @@ def speed(case: AttentionCase, providers: Sequence[str], repeats: int) -> dict[s
     times = interleaved({**steps, PRODUCT: product}, repeats, device=case.device)
     speed_of_product = 2 * PRODUCT_SIZE[case.device] ** 3 / statistics.median(times.pop(PRODUCT).wall)
     for name, found_times in times.items():
-        results[name] |= _time_columns(found_times, case.flops(inputs.pairs), speed_of_product, times.get("ours"))
+        rate = case.flops(inputs.pairs) / found_times.quantile(0.5)
+        results[name] |= {"tflops": f"{rate / 1e12:.4g}", "roofline_fraction": f"{rate / speed_of_product:.3f}"}
+        results[name] |= time_columns(found_times, times.get("ours"))
     return results
 
 
@@ -97,40 +92,9 @@ def memory_of(case: AttentionCase, name: str) -> Row:
     return {"peak_mib_over_base": round(peak_memory(step, device=case.device, clear=inputs.clear_gradients), 1)}
 
 
-def memory_in_child(case: AttentionCase, name: str, threads: int) -> Row:
-    """memory_of in a fresh process, where large blocks go back to the system when they are freed."""
-    spec = json.dumps({"case": dataclasses.asdict(case), "provider": name, "threads": threads})
-    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
-    command = [sys.executable, __file__, "--memory-of", spec]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    if done.returncode != 0:
-        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        return {"note": f"memory not measured: {reason}"}
-    return dict(json.loads(done.stdout.strip().splitlines()[-1]))
-
-
-def _time_columns(times: Times, flops: float, speed_of_product: float, ours: Times | None) -> Row:
-    p20, p50, p80 = (times.quantile(share) for share in (0.2, 0.5, 0.8))
-    return {
-        "repeats": len(times.wall),
-        "p20_s": f"{p20:.5g}",
-        "p50_s": f"{p50:.5g}",
-        "p80_s": f"{p80:.5g}",
-        "cpu_p50_s": f"{statistics.median(times.cpu):.5g}",
-        "tflops": f"{flops / p50 / 1e12:.4g}",
-        "roofline_fraction": f"{flops / p50 / speed_of_product:.3f}",
-        "ratio_to_ours": "" if ours is None else f"{times.median_ratio_to(ours):.3f}",
-        "cpu_ratio_to_ours": "" if ours is None else f"{times.median_ratio_to(ours, cpu=True):.3f}",
-    }
-
-
 def _common(case: AttentionCase, args: argparse.Namespace, provider: str) -> Row:
     return {
-        "date": time.strftime("%Y-%m-%d"),
-        "commit": _commit(),
-        "machine": torch.cuda.get_device_name() if case.device == "cuda" else _cpu_name(),
-        "threads": args.threads,
-        "load_1m": round(os.getloadavg()[0], 1),  # our own threads count 1 each
+        **circumstances(case.device, args.threads),
         **case.columns,
         "provider": provider,
         "versions": versions(),
@@ -170,9 +134,7 @@ def _arguments() -> argparse.Namespace:
 def main() -> None:
     args = _arguments()
     if args.memory_of:
-        spec = json.loads(args.memory_of)
-        torch.set_num_threads(spec["threads"])
-        print(json.dumps(memory_of(AttentionCase(**spec["case"]), spec["provider"])))
+        print_memory(args.memory_of, AttentionCase, memory_of)
         return
     torch.set_num_threads(args.threads)
     sizes = (args.heads, args.key_heads, args.head_dim)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from bench_head import append_row
+from recording import append_row
 from torch import Tensor
 from tree_cases import AgentGroup, bushy_ids
 

@@ -14,24 +14,17 @@ rows (one for scoring), measured in the same alternation. `--record` appends the
 from __future__ import annotations
 
 import argparse
-import csv
-import dataclasses
 import functools
-import json
-import os
-import platform
 import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 from head_cases import HeadCase, HeadInputs, make_inputs
 from head_providers import CROSS_ENTROPY, NOTES, PROVIDERS, CannotRun, first_line, run_provider, run_reference, versions
-from head_targets import TARGETS, Row, verdicts
-from measure import Times, interleaved, peak_memory
+from head_targets import TARGETS, verdicts
+from measure import interleaved, peak_memory
+from recording import Row, append_row, circumstances, memory_in_child, print_memory, time_columns
 from torch import Tensor
 
 BASELINES = Path(__file__).parent / "baselines"
@@ -53,7 +46,7 @@ def bench_case(case: HeadCase, providers: Sequence[str], args: argparse.Namespac
     if args.memory:
         for name in providers:
             if "note" not in results[name]:
-                results[name] |= memory_in_child(case, name, args.threads)
+                results[name] |= memory_in_child(__file__, case, name, args.threads)
     for name, found in results.items():
         yield {**_common(case, args, name), "note": NOTES.get(name, ""), **found}
 
@@ -81,7 +74,9 @@ def speed(case: HeadCase, providers: Sequence[str], repeats: int) -> dict[str, R
     times = interleaved(steps, repeats, device=case.device)
     roofline = statistics.median(times.pop(PRODUCTS).wall)
     for name, found in times.items():
-        results[name] |= _time_columns(found, roofline, times.get("ours"))
+        share = roofline / found.quantile(0.5)
+        results[name] |= {"roofline_s": f"{roofline:.5g}", "roofline_fraction": f"{share:.3f}"}
+        results[name] |= time_columns(found, times.get("ours"))
     return results
 
 
@@ -114,40 +109,9 @@ def memory_of(case: HeadCase, name: str) -> Row:
         return {"note": f"memory not measured: {first_line(error)}"}
 
 
-def memory_in_child(case: HeadCase, name: str, threads: int) -> Row:
-    """memory_of in a fresh process, where large blocks go back to the system when they are freed."""
-    spec = json.dumps({"case": dataclasses.asdict(case), "provider": name, "threads": threads})
-    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
-    command = [sys.executable, __file__, "--memory-of", spec]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    if done.returncode != 0:
-        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        return {"note": f"memory not measured: {reason}"}
-    return dict(json.loads(done.stdout.strip().splitlines()[-1]))
-
-
-def _time_columns(times: Times, roofline: float, ours: Times | None) -> Row:
-    p20, p50, p80 = (times.quantile(share) for share in (0.2, 0.5, 0.8))
-    return {
-        "repeats": len(times.wall),
-        "p20_s": f"{p20:.5g}",
-        "p50_s": f"{p50:.5g}",
-        "p80_s": f"{p80:.5g}",
-        "cpu_p50_s": f"{statistics.median(times.cpu):.5g}",
-        "roofline_s": f"{roofline:.5g}",
-        "roofline_fraction": f"{roofline / p50:.3f}",
-        "ratio_to_ours": "" if ours is None else f"{times.median_ratio_to(ours):.3f}",
-        "cpu_ratio_to_ours": "" if ours is None else f"{times.median_ratio_to(ours, cpu=True):.3f}",
-    }
-
-
 def _common(case: HeadCase, args: argparse.Namespace, provider: str) -> Row:
     return {
-        "date": time.strftime("%Y-%m-%d"),
-        "commit": _commit(),
-        "machine": torch.cuda.get_device_name() if case.device == "cuda" else _cpu_name(),
-        "threads": args.threads,
-        "load_1m": round(os.getloadavg()[0], 1),  # our own threads count 1 each
+        **circumstances(case.device, args.threads),
         **case.columns,
         "provider": provider,
         "versions": versions(),
@@ -168,28 +132,6 @@ def _check_size(name: str, case: HeadCase) -> None:
 def _distance(value: Tensor, reference: Tensor) -> float:
     """Relative, in the Euclidean norm."""
     return float((value.float() - reference.float()).norm() / reference.float().norm())
-
-
-def _cpu_name() -> str:
-    lines = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    return lines[0].split(":", 1)[1].strip() if lines else platform.machine()
-
-
-@functools.cache
-def _commit() -> str:
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
-
-
-def append_row(path: Path, columns: Sequence[str], row: Mapping[str, object]) -> None:
-    """Appends and flushes; a new file gets its header first."""
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=columns, lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
 
 
 def _arguments() -> argparse.Namespace:
@@ -220,9 +162,7 @@ def _arguments() -> argparse.Namespace:
 def main() -> None:
     args = _arguments()
     if args.memory_of:
-        spec = json.loads(args.memory_of)
-        torch.set_num_threads(spec["threads"])
-        print(json.dumps(memory_of(HeadCase(**spec["case"]), spec["provider"])))
+        print_memory(args.memory_of, HeadCase, memory_of)
         return
     torch.set_num_threads(args.threads)
     sizes = (args.tokens, args.hidden, args.vocab, args.fraction)

@@ -16,14 +16,13 @@ import argparse
 import csv
 import functools
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from bench_head import append_row
 from measure import Times, interleaved
+from recording import append_row, circumstances, time_columns
 from torch import Tensor
 
 from swe_rl.ops import rope
@@ -32,8 +31,9 @@ BASELINES = Path(__file__).parent / "baselines"
 BASE, ATTENTION_FACTOR = 1e6, 1.138629  # of Qwen3 with YaRN factor 4; speed does not depend on the frequencies
 COPY = "copy"  # the roofline, timed like a provider
 COLUMNS = (
-    *("date", "device", "threads", "provider", "dtype", "T", "heads", "kv_heads", "head_dim", "mode", "repeats"),
-    *("p20_s", "p50_s", "p80_s", "gb_per_s", "roofline_fraction", "ratio_to_ours", "error", "torch", "note"),
+    *("date", "commit", "machine", "threads", "load_1m", "device", "provider", "dtype", "T", "heads", "kv_heads"),
+    *("head_dim", "mode", "repeats", "p20_s", "p50_s", "p80_s", "cpu_p50_s", "gb_per_s", "roofline_fraction"),
+    *("ratio_to_ours", "cpu_ratio_to_ours", "error", "torch", "note"),
 )
 Step = Callable[[], tuple[Tensor, ...]]
 
@@ -166,29 +166,24 @@ def bench(case: RopeCase, providers: list[str], args: argparse.Namespace) -> Ite
 
 
 def _columns(found: Times, reference: Times | None, roofline: float, case: RopeCase) -> dict[str, object]:
-    p20, p50, p80 = (found.quantile(share) for share in (0.2, 0.5, 0.8))
+    p50 = found.quantile(0.5)
     return {
-        "p20_s": f"{p20:.5g}",
-        "p50_s": f"{p50:.5g}",
-        "p80_s": f"{p80:.5g}",
+        **time_columns(found, reference),
         "gb_per_s": f"{case.bytes_moved / p50 / 1e9:.4g}",
         "roofline_fraction": f"{roofline / p50:.3f}",
-        "ratio_to_ours": "" if reference is None else f"{found.median_ratio_to(reference):.3f}",
     }
 
 
 def _common(case: RopeCase, args: argparse.Namespace) -> dict[str, object]:
     return {
-        "date": time.strftime("%Y-%m-%d"),
-        "device": torch.cuda.get_device_name() if case.device == "cuda" else "cpu",
-        "threads": args.threads,
+        **circumstances(case.device, args.threads),
+        "device": case.device,
         "dtype": case.dtype,
         "T": case.tokens,
         "heads": case.heads,
         "kv_heads": case.kv_heads,
         "head_dim": case.head_dim,
         "mode": case.mode,
-        "repeats": args.repeats,
         "torch": torch.__version__,
     }
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from bench_head import append_row
+from recording import append_row
 from tree_cases import AgentGroup, bushy_ids
 
 from swe_rl.batching import to_samples

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_head import append_row
 from measure import Times, interleaved
+from recording import append_row
 
 from swe_rl.algorithms import token_weights
 from swe_rl.batching import pack

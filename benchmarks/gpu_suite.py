@@ -21,12 +21,13 @@ from pathlib import Path
 
 import gpu_checks
 import torch
-from bench_head import append_row, products
+from bench_head import products
 from gpu_attention import attention_section
 from gpu_weight_delta import weight_delta_section
 from head_cases import HeadCase, HeadInputs, make_inputs
 from head_providers import NOTES, PROVIDERS, SCORING, first_line, run_provider, versions
 from measure import interleaved, peak_memory
+from recording import append_row
 from rope_suite import rope_section
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from head_cases import HeadCase
 from head_providers import PROVIDERS
+from recording import Row
 
-Row = dict[str, object]
 FAST = HeadCase(4096, 576, 49152, 0.2)
 WHOLE = HeadCase(4096, 576, 49152, 1.0)
 LARGE = HeadCase(4096, 1024, 151936, 0.2)

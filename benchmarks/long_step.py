@@ -189,7 +189,7 @@ def linear(rows: list[Row]) -> bool:
 
 
 def record(row: Row, threads: int) -> None:
-    from bench_head import append_row
+    from recording import append_row
 
     about = {"date": time.strftime("%Y-%m-%d"), "threads": threads, "load_1m": round(os.getloadavg()[0], 1)}
     full = {**about, **row, "torch": torch.__version__}

@@ -9,6 +9,7 @@ import bench_head
 import head_targets
 import measure
 import pytest
+import recording
 import torch
 from head_cases import HeadCase, make_inputs
 from head_providers import PROVIDERS, SCORING, CannotRun, run_provider
@@ -128,7 +129,7 @@ def test_a_run_records_every_provider_with_a_number_or_a_reason(
 def test_memory_is_measured_in_a_child_and_what_fails_there_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cut_cross_entropy", None)
     large = HeadCase(1024, 64, 8192, 0.5)  # eager keeps at least two [T, V] of 32 MiB
-    eager = bench_head.memory_in_child(large, "eager", 1)
+    eager = recording.memory_in_child(bench_head.__file__, large, "eager", 1)
     assert 63 <= float(str(eager["peak_mib_over_base"])) < 200
     assert bench_head.memory_of(large, "cce")["note"].startswith("memory not measured: cut_cross_entropy is not inst")
 
