@@ -63,9 +63,15 @@ def write_model_directory(directory: Path, config: PretrainedConfig, *, architec
 
 
 def check_model(config: PretrainedConfig, *, name: str) -> None:
-    """Raises ConfigError for a model that vLLM's CPU attention has no kernel for."""
+    """Raises ConfigError for a model that vLLM's CPU attention has no kernel for, and for a mixture of experts: without
+    a GPU vLLM 0.32 samples with other weights after an update in place (off by 1.2 to 1.8 nats, tied head or not)."""
     if torch.cuda.is_available():
         return
+    if getattr(config, "num_experts", 0):
+        raise ConfigError(
+            f"model.name={name} is a mixture of experts, whose weights vLLM does not take in place without a GPU: "
+            "choose another model, or a machine with a GPU"
+        )
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if head_dim not in CPU_HEAD_DIMS:
         raise ConfigError(

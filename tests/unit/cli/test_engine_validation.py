@@ -136,3 +136,14 @@ def test_replayed_experts_need_rows_that_can_take_them(group: str, key: str, val
     validate_replay(replace(engine, router_replay=False), **groups)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=rf"engine.router_replay=true needs {group}.{key}=.*, it is {value}"):
         validate_replay(engine, **groups)  # type: ignore[arg-type]
+
+
+def test_a_mixture_of_experts_is_refused_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import Qwen3MoeConfig
+
+    config = Qwen3MoeConfig(head_dim=64, num_experts=4)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"model.name=m is a mixture of experts"):
+        check_model(config, name="m")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    check_model(config, name="m")
