@@ -107,7 +107,8 @@ def _targets(batch: PackedBatch, chosen: Tensor, *, num_tokens: int, of: int) ->
         value = getattr(batch, field.name)
         if isinstance(value, Tensor) and field.name not in NOT_TARGETS:
             columns[field.name] = value[chosen]
-    share = (batch.num_sample_tokens or of) * num_tokens // max(of, 1) if any(batch.trajectory_ids) else 0
+    before = of if batch.num_sample_tokens is None else batch.num_sample_tokens
+    share = before * num_tokens // max(of, 1) if any(batch.trajectory_ids) else 0
     return replace(batch, **columns, input_ids=batch.input_ids[:num_tokens], target_rows=None, num_sample_tokens=share)
 
 
