@@ -1,7 +1,7 @@
 """Every shipped configuration of the attention kernels compiles without a GPU, and stays as good as it was.
 
-The gates are those of test_triton_aot.py, with one difference: what dK and dV spill, with two accumulators of a tile,
-is reported, and bounded.
+The gates are those of test_triton_aot.py, with one difference: what the backward kernels spill, dK and dV with two
+accumulators of a tile, is reported, and bounded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ BASELINE = ROOT / "benchmarks" / "baselines" / "attention_registers.csv"
 KERNELS = {"attention_forward", "attention_query_grad", "attention_key_grad", "attention_delta"}
 SHARED_LIMIT = 227 * 1024
 PTX_LIMIT = 1024 * 1024
-KEY_GRAD_SPILL_LIMIT = 160  # bytes, stores and loads together
+# Bytes, stores and loads together; all else spills nothing. dQ of a head_dim of 256 spills 8 with Triton 3.6 only.
+SPILL_LIMITS = {"attention_key_grad": 160, "attention_query_grad": 8}
 REGISTER_SLACK = 8
 NUM_BUILDS = 25
 
@@ -28,7 +29,7 @@ def faults(report: Report) -> list[str]:
     # fp32 is exact, on ordinary units; dK and dV of a head_dim of 256 fit no tile of 64 keys, the least for wgmma.
     wide = report.kernel == "attention_key_grad" and "D=256" in report.variant
     dot = report.kernel != "attention_delta" and not report.variant.startswith("fp32") and not wide
-    spill = KEY_GRAD_SPILL_LIMIT if report.kernel == "attention_key_grad" else 0
+    spill = SPILL_LIMITS.get(report.kernel, 0)
     found = {
         f"spills {report.spill_bytes} bytes": report.arch == 90 and report.spill_bytes > spill,
         f"needs {report.shared_bytes} bytes of shared memory": report.shared_bytes > SHARED_LIMIT,
@@ -83,8 +84,12 @@ def test_faults_are_named() -> None:
         assert word in said
     good = Report("3.9.0", 90, "attention_key_grad", "bf16 D=128", 255, 160, 147_456, 8, 0, 233_698)
     assert not faults(good)
-    forward = Report("3.9.0", 90, "attention_forward", "bf16 D=128", 255, 8, 147_456, 8, 0, 233_698)
-    assert faults(forward)
+    for kernel, spilled in (("attention_forward", 8), ("attention_query_grad", 16)):
+        assert faults(Report("3.9.0", 90, kernel, "bf16 D=128", 255, spilled, 147_456, 8, 0, 233_698))
+
+
+def test_the_baseline_passes_the_gates() -> None:
+    assert not [fault for report in read_baseline(BASELINE) for fault in faults(report)]
 
 
 def test_the_baseline_has_both_supported_ends() -> None:
