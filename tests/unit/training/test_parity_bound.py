@@ -45,7 +45,7 @@ def played() -> list[Trajectory]:
                 rollout_index=0,
                 turns=[Turn(context_ids=[1, 2, 3], completion=completion, tool_call=None, observation="")],
                 stop_reason=StopReason.MAX_TURNS,
-        temperature=1.0,
+                temperature=1.0,
             )
         )
     return found
