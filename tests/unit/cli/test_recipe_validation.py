@@ -36,7 +36,7 @@ def make(*phases: dict[str, Any], **changes: dict[str, Any]) -> TrainConfig:
             "engine.prefill_chunk does nothing for engine.backend=vllm",
         ),
         (make(engine={"gpu_memory": 1.5}), "engine.gpu_memory must be between 0 and 1"),
-        (make(trainer={"context_parallel": 2}), "trainer.context_parallel does nothing for trainer.backend=torch"),
+        (make(trainer={"tensor_parallel": 2}), "trainer.tensor_parallel does nothing for trainer.backend=torch"),
         (make(trainer={"backend": "megatron", "fsdp": True}), "trainer.fsdp does nothing for trainer.backend=megatron"),
         (make(trainer={"backend": "megatron", "optimizer": "muon"}), "trainer.optimizer=muon is not for"),
         (make(trainer={"warmup_steps": 2, "warmup_ratio": 0.1}), "trainer.warmup_steps=2 and trainer.warmup_ratio=0.1"),

@@ -54,7 +54,7 @@ def composed(*overrides: str) -> TrainConfig:
         (validate_judged, ["experiment=test_time_scaling"], "init_weights is empty and model.name=nano knows nothing"),
         (validate_pipeline, [*SCALING, "eval.samples_per_task=1"], "eval.samples_per_task=1 leaves nothing to choose"),
         (validate_pipeline, [*SCALING, "~eval.splits.heldout"], "eval.splits is empty"),
-        (validate_pipeline, [*SCALING, "task.source=DIR"], "verifier.test_tasks=400 does nothing for task.source=DIR"),
+        (validate_pipeline, [*SCALING, "task.source=DIR"], "verifier.test_tasks=800 does nothing for task.source=DIR"),
         (check_backends, ["experiment=smoke", ONE], "is a verifier: use swe-rl verify train"),
     ],
 )
