@@ -401,10 +401,13 @@ def side_name(run: Run, phase: PhaseConfig) -> str:
 
 
 def begin_side_evaluation(run: Run, phase: PhaseConfig) -> None:
-    """Where one is due; not of the weights that end the phase, if those are evaluated after it."""
+    """Where one is due; not of the weights that end the phase, if those are evaluated after it. A rank that was told to
+    stop begins it too, drained: its end is collective, and the others may not have been told yet."""
     last = run.position.step >= phase.steps and phase.evaluate
-    if run.beside is not None and run.beside.due(run.position.step) and not last and not run.stopping:
+    if run.beside is not None and run.beside.due(run.position.step) and not last:
         run.beside.begin(side_name(run, phase))
+        if run.stopping:
+            run.beside.drain()
 
 
 async def end_side_evaluation(run: Run, phase: PhaseConfig) -> None:

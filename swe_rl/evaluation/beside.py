@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from swe_rl.errors import SweRlError
+from swe_rl.errors import EngineDead, InvariantError, SweRlError
 from swe_rl.evaluation.benchmark import EvalResult
 from swe_rl.rollout.collector import Collector
 
@@ -46,12 +46,15 @@ class SideEvaluation:
 
     async def finish(self) -> list[EvalResult]:
         """The results of all ranks as soon as they are there; [] where none is under way, it was drained, or the
-        machine lost all of it, which is no reason to stop training. Collective while one is under way."""
+        machine lost all of it, which is no reason to stop training. Raises what is one: EngineDead, InvariantError.
+        Collective while one is under way."""
         if self.running is None:
             return []
         task, self.running, self.trouble = self.running, None, ""
         try:
             own = await task
+        except (EngineDead, InvariantError):
+            raise
         except SweRlError as err:  # nothing but losses on this rank
             own, self.trouble = [], str(err)
         parts: list[list[EvalResult] | None] = await asyncio.to_thread(self.gather, [own])

@@ -147,11 +147,10 @@ def tokens_against_rollouts(
 
 
 def _cut(item: Candidate, limit: int) -> Candidate:
-    """As if the episode had been allowed `limit` tokens: unfinished ones fail, and no verifier can have liked them."""
+    """As if the episode had been allowed `limit` tokens: unfinished ones fail, and no verifier has judged them."""
     if item.num_context_tokens <= limit:
         return item
-    lost = None if item.ef_score is None else -1.0
-    return replace(item, num_context_tokens=limit, passed=False, ef_score=lost, patch_digest="")
+    return replace(item, num_context_tokens=limit, passed=False, ef_score=None, ef_flag="", patch_digest="")
 
 
 def _mean(values: Sequence[float]) -> float:

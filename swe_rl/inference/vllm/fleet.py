@@ -68,6 +68,7 @@ class Fleet:
     def set_usable(self, index: int) -> None:
         """From now on it is asked."""
         self.router.usable[index] = True
+        self._given_up.pop(index, None)
         self.progress[index] = time.monotonic()
         self._outage_s, self._outage_since = self.outage_s, 0.0
         self._changed.set()

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from swe_rl.cli.hydra_entry import compose_config
 from swe_rl.config import EvalConfig, TrainConfig, validate
-from swe_rl.errors import ConfigError, EngineError
+from swe_rl.errors import ConfigError, EngineDead, EngineError, InvariantError
 from swe_rl.evaluation.benchmark import EvalResult
 from swe_rl.evaluation.beside import SideEvaluation
 from swe_rl.evaluation.heldout import evaluate_splits
 from swe_rl.rollout.collector import Collector
 from swe_rl.testing import make_task
+from swe_rl.train_loop import begin_side_evaluation
 from tests.unit.rollout.fakes import FIX, SUBMIT, World, make_collector
 
 TASKS = {"heldout": [make_task("a"), make_task("b"), make_task("c")]}
@@ -71,6 +73,32 @@ async def test_a_drain_keeps_no_half_result_and_losses_stop_no_training() -> Non
     lost.begin("rl-step2")
     assert await lost.finish() == []
     assert "were lost to the machine" in lost.trouble
+
+
+@pytest.mark.parametrize("error", [InvariantError("a logprob is nan"), EngineDead("gone")])
+async def test_what_must_stop_the_run_does(error: Exception) -> None:
+    beside = side(lambda session, turn: error)
+    beside.begin("rl-step2")
+    with pytest.raises(type(error), match=str(error)):
+        await beside.finish()
+
+
+@pytest.mark.parametrize("stopping", [False, True])
+async def test_a_rank_that_was_told_to_stop_takes_part_in_the_end(stopping: bool) -> None:
+    """The others may be told after they have begun: they would wait for its part of the results for ever."""
+    gathered: list[Any] = []
+
+    def gather(own: list[Any]) -> list[Any]:
+        gathered.extend(own)
+        return own
+
+    beside = side(gather=gather)
+    run: Any = SimpleNamespace(beside=beside, stopping=stopping, position=SimpleNamespace(step=2))
+    phase: Any = SimpleNamespace(name="rl", steps=4, evaluate=True)
+    begin_side_evaluation(run, phase)
+    found = await beside.finish()
+    assert len(gathered) == 1
+    assert (gathered == [None]) == (found == []) == stopping
 
 
 async def test_rollouts_do_not_wait_for_it_and_an_end_of_the_phase_ends_it() -> None:

@@ -153,3 +153,11 @@ def test_rollouts_against_tokens_by_hand() -> None:
     without = tokens_against_rollouts({"t": items}, limits=[100], ks=[1, 9])
     assert len(without) == 1
     assert math.isnan(without[0].best_at_k)
+
+
+def test_no_opinion_is_no_worse_than_an_episode_that_was_cut() -> None:
+    flagged, cut = drawn(random.Random(0), 2)
+    flagged = replace(flagged, passed=True, ef_score=0.7, ef_flag="YES and NO are unlikely", num_context_tokens=50)
+    cut = replace(cut, passed=True, ef_score=0.9, num_context_tokens=500)
+    (cell,) = tokens_against_rollouts({"t": [flagged, cut]}, limits=[100], ks=[2], selector="ef")
+    assert cell.best_at_k == pytest.approx(0.5)  # one of two that nothing is known of

@@ -108,6 +108,36 @@ async def test_a_replica_that_is_starting_is_up_before_the_trainer_takes_the_dev
         assert replica.events[-3:] == ["start", "load 0", "sleep 2"]
 
 
+async def test_a_replica_that_was_given_up_counts_again_once_all_were_started_anew() -> None:
+    release = asyncio.Event()
+
+    class Slow(FakeReplica):
+        async def start(self) -> None:
+            if self.events.count("start") == 2:
+                await release.wait()
+            await super().start()
+
+    slow, bad = Slow("slow"), FakeReplica("bad")
+    async with fake_engine(slow, bad) as engine:
+        await engine.update_weights(WEIGHTS, version=0)
+
+        async def give_up(index: int, replica: FakeReplica) -> None:
+            replica.refuse_start = ["no memory"] * fleet_module.START_TRIES
+            engine.fleet.replace(index, EngineError("lost"))
+            await eventually(lambda: not replica.refuse_start)
+
+        bad_index, slow_index = engine.replicas.index(bad), engine.replicas.index(slow)
+        await give_up(bad_index, bad)
+        await engine.fleet.start_anew()
+        engine.fleet.replace(slow_index, EngineError("lost"))
+        await give_up(bad_index, bad)
+        turn = asyncio.create_task(engine.generate([11, 12], PARAMS, session="s"))
+        await asyncio.sleep(0.05)
+        assert not turn.done()  # the slow one will be back
+        release.set()
+        assert (await turn).token_ids
+
+
 async def test_an_outage_counts_only_while_nobody_can_be_asked() -> None:
     release = asyncio.Event()
 
