@@ -200,12 +200,12 @@ async def test_updates_reach_every_replica_also_one_that_is_starting(two: Any) -
 
 @pytest.mark.parametrize("in_flight", ["pause", "keep", "abort"])
 async def test_an_update_in_buckets_under_a_running_turn(in_flight: str) -> None:
-    replica = FakeReplica("r0", delay_s=0.01)
+    replica = FakeReplica("r0", delay_s=0.05)
     async with fake_engine(replica, dtype="bfloat16") as engine:
         await engine.update_weights(WEIGHTS, version=0)
         prompt = list(range(10, 20))
         turn = asyncio.create_task(engine.generate(prompt, params(30), session="s"))
-        await asyncio.sleep(0.05)
+        await eventually(lambda: replica.num_sampled)
         new = {name: (tensor * 3).bfloat16() for name, tensor in WEIGHTS.items()}
         shapes = {name: tuple(tensor.shape) for name, tensor in new.items()}
         plan = UpdatePlan(

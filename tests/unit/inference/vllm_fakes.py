@@ -33,6 +33,7 @@ class FakeReplica:
         self.held = -1
         self.weights: dict[str, torch.Tensor] = {}
         self.requests: list[ReplicaRequest] = []
+        self.num_sampled = 0
         self.events: list[str] = []
         self.paused = asyncio.Event()
         self.paused.set()  # set: it computes
@@ -72,6 +73,7 @@ class FakeReplica:
             if not spans or spans[-1][1] != self.held:
                 spans.append((len(ids), self.held))
             ids += part
+            self.num_sampled += len(part)
             done = "stop" if STOP in part else "length" if len(ids) == limit else None
             yield ReplicaChunk(
                 token_ids=part,
