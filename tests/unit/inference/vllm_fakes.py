@@ -60,7 +60,7 @@ class FakeReplica:
             await asyncio.sleep(self.delay_s)
             await self.paused.wait()
             if request.request_id in self._aborted:
-                yield ReplicaChunk(token_ids=[], logprobs=[], finish_reason="abort", spans=[(0, self.held)])
+                yield ReplicaChunk(token_ids=[], logprobs=[], finish_reason="abort", spans=spans)
                 return
             part = [(start + len(ids) + i) % VOCAB for i in range(min(self.chunk, limit - len(ids)))]
             if STOP in part:
