@@ -25,6 +25,7 @@ PORT = 3128  # in the sandbox, whose loopback is its own
 MAX_CONNECTIONS = 64  # of a sandbox at a time; further ones wait
 _HEAD_BYTES = 16 << 10
 _HEAD_S, _CONNECT_S, _LINGER_S, _PAUSE_S = 30.0, 20.0, 1.0, 0.1
+_HALF_S = 60.0  # silence after which the other direction of a half closed connection ends as well
 _PIECE = 64 << 10
 _HOP = (b"connection", b"proxy-connection", b"proxy-authorization", b"keep-alive", b"host")
 
@@ -125,9 +126,10 @@ class EgressProxy:
                 up.write(first)
             else:
                 writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            limits: list[asyncio.Timeout] = []
             async with asyncio.TaskGroup() as group:
-                group.create_task(_pump(reader, up))
-                group.create_task(_pump(there, writer))
+                group.create_task(_pump(reader, up, limits))
+                group.create_task(_pump(there, writer, limits))
         finally:
             self._writers.discard(up)
             up.close()
@@ -195,13 +197,35 @@ def _is_near(address: str) -> bool:
     found = ipaddress.ip_address(address.partition("%")[0])
     mapped = getattr(found, "ipv4_mapped", None)
     real = mapped or found
-    return real.is_loopback or real.is_link_local or real.is_unspecified or real.is_multicast
+    near = real.is_loopback or real.is_link_local or real.is_unspecified or real.is_multicast
+    return near or _is_own(address)
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Until the end of one direction; the other may go on."""
-    while data := await reader.read(_PIECE):
-        writer.write(data)
-        await writer.drain()
+def _is_own(address: str) -> bool:
+    """Whether an interface of this machine has it: a service that listens on all addresses listens there, too."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limits: list[asyncio.Timeout]) -> None:
+    """Until the end of one direction. The other may go on, but not in silence: a program that was killed in the sandbox
+    looks like one that only has no more to say, and its place would be taken for good. `limits`: of directions that are
+    open, for whichever ends first."""
+    now = asyncio.get_running_loop().time
+    async with asyncio.timeout(None) as limit:
+        limits.append(limit)
+        await asyncio.sleep(0)  # both are there before one can end
+        while data := await reader.read(_PIECE):
+            writer.write(data)
+            await writer.drain()
+            if limit.when() is not None and not limit.expired():
+                limit.reschedule(now() + _HALF_S)
+    limits.remove(limit)
+    for other in limits:
+        other.reschedule(now() + _HALF_S)
     if writer.can_write_eof():
         writer.write_eof()

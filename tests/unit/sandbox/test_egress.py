@@ -96,11 +96,20 @@ class Running:
         self.proxy.close()
 
 
+def own_addresses() -> list[str]:
+    """Of this machine beside its loopback, in both forms; none where it has no network."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        probe.connect(("192.0.2.1", 9))  # sends nothing
+        return [probe.getsockname()[0], f"::ffff:{probe.getsockname()[0]}"]
+    return []
+
+
 async def test_a_name_does_not_lead_to_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever owns a listed name may point it anywhere: at what listens here, or at the metadata of a cloud."""
     async with Running("inside.example:80", "127.0.0.1:1") as (_, port):
         loop = asyncio.get_running_loop()
-        for address in ("127.0.0.1", "169.254.169.254", "::1", "fe80::1%1", "0.0.0.0", "::ffff:127.0.0.1"):
+        others = ("169.254.169.254", "::1", "fe80::1%1", "0.0.0.0", "::ffff:127.0.0.1")
+        for address in ("127.0.0.1", *others, *own_addresses()):
 
             async def found(host: str, *given: Any, address: str = address, **options: Any) -> list[Any]:
                 return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address if host.startswith("in") else host, 80))]
@@ -160,3 +169,34 @@ async def test_connections_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
         held[0][1].close()
         assert b"403 Forbidden" in await third
         held[1][1].close()
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_a_client_that_is_gone_holds_no_place_for_good(at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end looks like that of somebody who waits for more, and this server does not hang up."""
+    monkeypatch.setattr(egress, "_HALF_S", 1.0)
+    slow: list[asyncio.StreamWriter] = []
+
+    async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        slow.append(writer)
+        await reader.read()  # to the end that the client makes
+        writer.write(b"xxxx")
+
+    site = await asyncio.start_server(server, "127.0.0.1", 0)
+    place = f"127.0.0.1:{site.sockets[0].getsockname()[1]}"
+    async with Running(place) as (proxy, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"CONNECT {place} HTTP/1.1\r\n\r\n".encode())
+        if at_once:
+            writer.write_eof()
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 200 Connection established\r\n\r\n"
+        if not at_once:
+            writer.write_eof()
+        assert await asyncio.wait_for(reader.readexactly(4), 10) == b"xxxx"
+        writer.close()
+        async with asyncio.timeout(10):
+            while proxy._tasks or proxy._writers:
+                await asyncio.sleep(0.02)
+    for each in slow:
+        each.close()
+    site.close()
