@@ -149,7 +149,7 @@ def test_offsets_of_tokens_are_64_bit() -> None:
 
 
 def test_offsets_of_heads_are_64_bit() -> None:
-    tokens, stride = 20, (1 << 31) + 16
+    tokens, stride = 20, (1 << 30) + 16  # itself 32-bit: a larger one makes every product with it 64-bit
     kv_end = mask("documents", tokens)
     q, k, v, _ = make(tokens, 3, 3, 16)
     near = attention(q, k, v, kv_end=kv_end, impl="triton")

@@ -104,12 +104,13 @@ def test_strided_heads_and_int32_positions() -> None:
 
 
 def test_offsets_beyond_32_bits() -> None:
-    """Two tokens 2^31 + 16 elements apart in one mapping of memory of which only their pages exist."""
-    distance = (1 << 31) + 16
-    far = torch.empty(distance + 8, dtype=torch.float16).as_strided((2, 1, 8), (distance, 8, 1))
-    near = torch.randn(2, 1, 8).half()
+    """Three tokens 2^30 + 16 elements apart (larger strides would make every product 64-bit by themselves), in one
+    mapping of memory of which only their pages exist."""
+    distance = (1 << 30) + 16
+    far = torch.empty(2 * distance + 8, dtype=torch.float16).as_strided((3, 1, 8), (distance, 8, 1))
+    near = torch.randn(3, 1, 8).half()
     far.copy_(near)
-    positions, inv_freq = torch.tensor([3, 70000]), torch.ones(4)
+    positions, inv_freq = torch.tensor([3, 70000, 5]), torch.ones(4)
     for a, b in zip(
         rope(far, far, positions, inv_freq, impl="triton"), rope(near, near, positions, inv_freq), strict=True
     ):
