@@ -167,7 +167,8 @@ def _validate_fixed(cfg: TrainConfig, phase: PhaseConfig) -> None:
     for key in ("thinking", "observations"):  # one renderer for the run
         if getattr(changed.agent, key) != getattr(cfg.agent, key):
             raise ConfigError(f"{where}.agent.{key} cannot take effect: set agent.{key} for the whole run")
-    for key in trainer.FIXED_KEYS:
+    built_in = trainer.MEGATRON_FIXED_KEYS if cfg.trainer.backend == "megatron" else ()
+    for key in (*trainer.FIXED_KEYS, *built_in):
         if getattr(changed.trainer, key) != getattr(cfg.trainer, key):
             raise ConfigError(f"{where}.trainer.{key} cannot take effect: set trainer.{key} for the whole run")
     for key in ("backend", "ray_address"):

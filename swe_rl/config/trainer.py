@@ -52,6 +52,7 @@ class TrainerConfig:
 MEGATRON_KEYS = ("tensor_parallel", "pipeline_parallel", "expert_parallel", "offload")
 TORCH_KEYS = ("fsdp", "head_impl", "context_scheme")
 FIXED_KEYS = ("backend", "fsdp", "context_parallel", "context_scheme", *MEGATRON_KEYS)  # the same in all phases
+MEGATRON_FIXED_KEYS = ("attention", "activation_checkpointing")  # as well: its layers are built with them
 BATCHING_BOUNDS = Bounds(choices={"layout": ("sequence", "tree", "auto")}, positive=("max_tokens_per_batch",))
 BOUNDS = Bounds(
     choices={
@@ -86,7 +87,7 @@ def validate_trainer(cfg: TrainerConfig) -> None:
             raise ConfigError(f"trainer.{key} does nothing for trainer.backend={cfg.backend}: remove it")
     if cfg.context_parallel == 1 and cfg.context_scheme != TrainerConfig.context_scheme:
         raise ConfigError("trainer.context_scheme does nothing with trainer.context_parallel=1: remove it, or set that")
-    if cfg.context_parallel > 1 and cfg.backend == "torch" and cfg.attention != "auto":
+    if cfg.context_parallel > 1 and cfg.attention != "auto":
         raise ConfigError(
             f"trainer.attention={cfg.attention} does nothing for rows split by trainer.context_parallel="
             f"{cfg.context_parallel}: set it to auto"

@@ -72,8 +72,12 @@ class ReplicaWeightSource(WeightSource):
     def _share(self, name: str, tensor: Tensor, totals: SyncTotals, delta: bool) -> WeightPiece | None:
         """The piece of this rank's share, compared and counted."""
         share = own_share(len(tensor))
-        self.shards[name] = LocalShard(tensor[share], share.start, self.shapes[name], share.stop - share.start)
-        return self._piece(Slice(name, 0, share.stop - share.start), totals, delta=delta)
+        size, shape = share.stop - share.start, self.shapes[name]
+        self.shards[name] = LocalShard(tensor[share], share.start, shape, size)
+        piece = self._piece(Slice(name, 0, size), totals, delta=delta)
+        # Kept, its values would be a view that holds the whole tensor: after the last bucket, the whole model.
+        self.shards[name] = LocalShard(tensor.new_empty(0), share.start, shape, size)
+        return piece
 
 
 def own_share(size: int) -> slice:

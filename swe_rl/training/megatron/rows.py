@@ -83,7 +83,7 @@ def rank_row(batch: PackedBatch, index: int, grid: Grid, *, scoring: bool) -> Ra
     here = (rows >= low) & (rows < high)
     real = int((mine[low:high] < size).sum())
     inputs = replace(batch, input_ids=ids[mine], position_ids=positions[mine], kv_end=kv_end, context_rows=placement)
-    targets = _targets(batch, trained[here], num_tokens=real, of=size)
+    targets = replace(_targets(batch, trained[here], num_tokens=real, of=size), context_rows=placement)
     return RankRow(
         index=index,
         inputs=to_device(inputs, grid.device),

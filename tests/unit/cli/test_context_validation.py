@@ -37,6 +37,10 @@ def test_every_scheme_is_known(scheme: str) -> None:
             r"trainer\.attention=cpu does nothing for rows split by trainer\.context_parallel=2: set it to auto",
         ),
         (
+            {"backend": "megatron", "context_parallel": 2, "attention": "cpu"},
+            r"trainer\.attention=cpu does nothing for rows split by trainer\.context_parallel=2: set it to auto",
+        ),
+        (
             {"backend": "megatron", "context_parallel": 2, "context_scheme": "ring"},
             r"trainer\.context_scheme does nothing for trainer\.backend=megatron: remove it",
         ),
@@ -55,6 +59,16 @@ def test_what_does_nothing_is_refused(keys: dict[str, Any], message: str) -> Non
 def test_a_phase_cannot_change_the_groups(key: str) -> None:
     cfg = make(context_parallel=2)
     cfg.phases[0].overrides = {"trainer": {key: {"context_parallel": 4, "context_scheme": "ring"}[key]}}
+    with pytest.raises(ConfigError, match=rf"phases\.rl\.overrides\.trainer\.{key} cannot take effect: set trainer"):
+        validate(cfg)
+
+
+@pytest.mark.parametrize(("key", "value"), [("attention", "cpu"), ("activation_checkpointing", True)])
+def test_a_phase_cannot_change_what_megatron_builds_its_layers_with(key: str, value: Any) -> None:
+    cfg = make()
+    cfg.phases[0].overrides = {"trainer": {key: value}}
+    validate(cfg)
+    cfg.trainer.backend = "megatron"
     with pytest.raises(ConfigError, match=rf"phases\.rl\.overrides\.trainer\.{key} cannot take effect: set trainer"):
         validate(cfg)
 

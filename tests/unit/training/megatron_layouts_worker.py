@@ -215,6 +215,7 @@ class Engine:
         for bucket in self.source.buckets(totals, delta=delta):
             self.inbox.receive(bucket)
         assert self.inbox.finish(totals.checksums) == []
+        assert not any(len(shard.values.untyped_storage()) for shard in self.source.shards.values())
         wanted = self.backend.weights()
         assert all(torch.equal(self.weights[name], wanted[name].bfloat16()) for name in wanted)
         return totals.sent_bytes / totals.full_bytes
@@ -236,6 +237,7 @@ def measure(case: dict[str, Any], want: dict[str, Any], rank: int, size: int, fo
         found["published"] += [engine.take(delta=True), engine.take(delta=True)]
         found["norm"] = abs(stats.grad_norm / want["norm"] - 1)
         found["tokens"] = [stats.num_tokens, stats.num_loss_tokens]
+        found["split"] = stats.details["train/context_split_frac"]
         state = backend.state_dict(keep=rank == 0)
         if rank == 0:
             torch.save(state, folder / f"{case['name']}.pt")

@@ -86,6 +86,7 @@ def test_steps_are_those_of_one_process(found: Any, wanted: dict[str, Any]) -> N
     for rank in found[wanted["name"]]:
         assert rank["start"] <= (1e-15 if wanted["dtype"] == "float64" else 0)
         assert rank["tokens"] == TOKENS
+        assert rank["split"] == (C in wanted["layout"])
         assert rank["logprobs"] <= SCORES
         whole, changed, nothing = rank["published"]  # of the bytes; the worker compares the bits
         assert whole == 1.0
