@@ -18,7 +18,7 @@ import socket
 from collections import Counter
 from collections.abc import Sequence
 
-from swe_rl.config.sandbox import egress_pair
+from swe_rl.egress_pair import egress_pair
 from swe_rl.types import SandboxSpec
 
 PORT = 3128  # in the sandbox, whose loopback is its own

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 
-from swe_rl.config.sandbox import egress_pair
+from swe_rl.egress_pair import egress_pair
 from swe_rl.errors import ConfigError, SandboxError
 from swe_rl.sandbox import wire
 from swe_rl.types import Limits, SandboxSpec

@@ -21,7 +21,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("models",),
     ("tasks", "sandbox", "ops"),
     ("config", "metrics", "metric_table", "ray_connection"),
-    ("protocols",),
+    ("protocols", "egress_pair"),
     ("types", "errors"),
 )
 LAYER: dict[str, int] = {part: row for row, parts in enumerate(ROWS) for part in parts}

@@ -11,7 +11,8 @@ import pytest
 
 from swe_rl.cli.hydra_entry import compose_config
 from swe_rl.config import SandboxConfig, TrainConfig, validate
-from swe_rl.config.sandbox import egress_pair, validate_sandbox
+from swe_rl.config.sandbox import validate_sandbox
+from swe_rl.egress_pair import egress_pair
 from swe_rl.errors import ConfigError
 from swe_rl.rollout.wiring import GradingLane
 from swe_rl.sandbox import egress, open_sandbox
