@@ -4,16 +4,18 @@
 #
 #   sbatch --nodes 14 --export=ALL,RUN_DIR=DIR,TRAIN_NODES=8,ENGINE_NODES=4 conf/launch/slurm.sh experiment=... task.source=DIR
 #
-# Killed or preempted it is queued again and continues from the last checkpoint in RUN_DIR, on a shared disk.
+# Preempted, or after the failure of a node, it is queued again and continues from the last checkpoint in RUN_DIR, on a
+# shared disk; after the time limit or an error submit it again with the same RUN_DIR.
 #SBATCH --job-name=swe-rl
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=8
 #SBATCH --cpus-per-task=64
 #SBATCH --exclusive
 #SBATCH --requeue
-#SBATCH --signal=TERM@600
+#SBATCH --signal=B:TERM@600
 #SBATCH --time=2-00:00:00
 set -euo pipefail
+export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK # srun does not take it from sbatch
 
 TRAIN_NODES=${TRAIN_NODES:-$SLURM_NNODES} ENGINE_NODES=${ENGINE_NODES:-0} GPUS=${GPUS:-8}
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
@@ -37,4 +39,13 @@ fi
 # A rank that dies ends the job with its number; --shutdown-timeout leaves time for the step under way.
 srun --overlap --nodes "$TRAIN_NODES" --ntasks "$TRAIN_NODES" --nodelist "$(IFS=,; echo "${train[*]}")" \
     torchrun --nnodes "$TRAIN_NODES" --nproc-per-node "$GPUS" --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d \
-    --rdzv-endpoint "${train[0]}:29500" --shutdown-timeout 500 -m swe_rl train "${words[@]}"
+    --rdzv-endpoint "${train[0]}:29500" --shutdown-timeout 500 -m swe_rl train "${words[@]}" &
+training=$!
+trap 'kill -TERM "$training"' TERM # the trainers alone: their last rollouts still need Ray
+code=0
+wait "$training" || code=$?
+if kill -0 "$training" 2>/dev/null; then # the signal ended the waiting, not the training
+    code=0
+    wait "$training" || code=$?
+fi
+exit "$code"

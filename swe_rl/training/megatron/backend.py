@@ -202,16 +202,9 @@ class MegatronBackend:
         raise InvariantError("there is no value head: trainer.backend=megatron has none")
 
     def ref_logprobs(self, batches: Sequence[PackedBatch]) -> list[Tensor]:
-        """As `logprobs`, by the reference policy: the weights that the phase began with, or `set_reference`."""
+        """As `logprobs`, by the reference policy: the weights that the phase began with."""
         with self._reference_weights():
             return self.logprobs(batches)
-
-    def set_reference(self, weights: Mapping[str, Tensor]) -> None:
-        """Full weights by name become the reference."""
-        now = self.masters.snapshot()
-        self._load(weights)
-        self.reference = self.masters.snapshot()
-        self.masters.restore(now)
 
     @contextmanager
     def _reference_weights(self) -> Iterator[None]:
