@@ -10,9 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -29,6 +27,7 @@ from swe_rl.training.model_setup import broadcast, cast, set_checkpointing, swit
 from swe_rl.training.module_norms import module_norms
 from swe_rl.training.optim import NamedOptimizer
 from swe_rl.training.policy_model import OBJECTIVES, PolicyModel
+from swe_rl.training.reference_scores import ReferenceScores
 from swe_rl.training.sharding import free_gathered, shard
 from swe_rl.training.stats import StepTotals, peak_memory_bytes
 from swe_rl.training.weight_adapters import merged
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class TorchBackend:
+class TorchBackend(ReferenceScores):
     """Implements protocols.TrainerBackend. Collective under torchrun: every rank calls every method, in one order.
 
     `objective` ("policy_gradient" or "cross_entropy") is the default of train_step. `dtype` is that of the forward
@@ -248,26 +247,6 @@ class TorchBackend:
             scored.append(self.policy(given.batch, given.rows, value_rows=states, context=given.context)[0].cpu())
         free_gathered(self.policy)
         return work.own_results(scored)
-
-    def ref_logprobs(self, batches: Sequence[PackedBatch]) -> list[Tensor]:
-        """As `logprobs`, by the reference policy: the weights that the phase began with."""
-        with self._reference_weights():
-            return self.logprobs(batches)
-
-    @contextmanager
-    def _reference_weights(self) -> Iterator[None]:
-        if self.reference is None:
-            raise InvariantError("this phase has no reference policy: algo.kl_coeff is 0")
-        now = self.masters.snapshot()
-        self.masters.restore(self.reference)
-        try:
-            yield
-        finally:
-            self.masters.restore(now)
-
-    def score_old(self, batches: Sequence[PackedBatch]) -> list[PackedBatch]:
-        """The batches with old_logprobs from the current weights: needed when a batch sees several optimiser steps."""
-        return [replace(b, old_logprobs=s) for b, s in zip(batches, self.logprobs(batches), strict=True)]
 
     def weights(self) -> Mapping[str, Tensor]:
         """Full fp32 parameters by Hugging Face name, adapters merged; a tied one appears once, under its first name.

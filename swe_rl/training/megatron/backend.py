@@ -10,9 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +34,7 @@ from swe_rl.training.megatron.rows import rank_row, replica_rows
 from swe_rl.training.megatron.sharded_masters import MOMENTS, ShardedAdamW, ShardedMasters
 from swe_rl.training.planning.shapes import shape_from_config
 from swe_rl.training.policy_model import OBJECTIVES
+from swe_rl.training.reference_scores import ReferenceScores
 from swe_rl.training.stats import StepTotals, peak_memory_bytes
 from swe_rl.types import PackedBatch, StepStats
 
@@ -46,7 +45,7 @@ log = logging.getLogger(__name__)
 CLIP_EPS = 1e-6  # as torch.nn.utils.clip_grads_with_norm_
 
 
-class MegatronBackend:
+class MegatronBackend(ReferenceScores):
     """Implements protocols.TrainerBackend. Collective: every rank calls every method, in one order.
 
     Takes the weights of `model` and then leaves it without (`model` keeps config and rotary embedding); of a model on
@@ -200,26 +199,6 @@ class MegatronBackend:
 
     def values(self, batches: Sequence[PackedBatch]) -> list[Tensor]:
         raise InvariantError("there is no value head: trainer.backend=megatron has none")
-
-    def ref_logprobs(self, batches: Sequence[PackedBatch]) -> list[Tensor]:
-        """As `logprobs`, by the reference policy: the weights that the phase began with."""
-        with self._reference_weights():
-            return self.logprobs(batches)
-
-    @contextmanager
-    def _reference_weights(self) -> Iterator[None]:
-        if self.reference is None:
-            raise InvariantError("this phase has no reference policy: algo.kl_coeff is 0")
-        now = self.masters.snapshot()
-        self.masters.restore(self.reference)
-        try:
-            yield
-        finally:
-            self.masters.restore(now)
-
-    def score_old(self, batches: Sequence[PackedBatch]) -> list[PackedBatch]:
-        """The batches with old_logprobs from the current weights."""
-        return [replace(b, old_logprobs=s) for b, s in zip(batches, self.logprobs(batches), strict=True)]
 
     def weights(self) -> Mapping[str, Tensor]:
         """Full fp32 parameters by Hugging Face name; a tied one appears once, under its first name. Collective."""

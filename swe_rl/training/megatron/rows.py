@@ -18,6 +18,7 @@ from swe_rl.batching import empty_batch
 from swe_rl.batching.cp_split import BLOCK_TOKENS, BLOCKS_PER_RANK, place_rows
 from swe_rl.training import mesh
 from swe_rl.training.megatron.grid import Grid
+from swe_rl.training.micro_batches import to_device
 from swe_rl.types import PackedBatch
 
 NOT_TARGETS = ("input_ids", "position_ids", "cu_seqlens", "kv_end", "target_rows", "context_rows")
@@ -110,12 +111,3 @@ def _targets(batch: PackedBatch, chosen: Tensor, *, num_tokens: int, of: int) ->
     before = of if batch.num_sample_tokens is None else batch.num_sample_tokens
     share = before * num_tokens // max(of, 1) if any(batch.trajectory_ids) else 0
     return replace(batch, **columns, input_ids=batch.input_ids[:num_tokens], target_rows=None, num_sample_tokens=share)
-
-
-def to_device(batch: PackedBatch, device: torch.device) -> PackedBatch:
-    moved: dict[str, Any] = {}
-    for item in fields(batch):
-        value = getattr(batch, item.name)
-        if isinstance(value, Tensor):
-            moved[item.name] = value.to(device, non_blocking=True)
-    return replace(batch, **moved)
