@@ -162,19 +162,6 @@ class WeightInbox:
             raise EngineError(f"weight update: values come as {plan.dtype}, the engine holds {other.pop()}")
 
 
-class FollowingInbox(WeightInbox):
-    """For targets that another process on this machine writes: what arrives here is dropped, and verified at the end.
-
-    Both take part in the same updates, and none of them finishes one before both have received all of it.
-    """
-
-    def receive(self, bucket: WeightBucket) -> None:
-        """Leaves the bucket to the one that writes."""
-        if self._plan is None:
-            raise EngineError("weights came without an update that was started")
-        self._held = None
-
-
 def moved(delta: Delta, device: torch.device) -> Delta:
     """The delta on `device`."""
     if delta.values.device == device:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Size
 
 from swe_rl.config import EngineConfig, ModelConfig
 from swe_rl.errors import ConfigError
@@ -25,7 +23,6 @@ from swe_rl.inference.vllm.replica import Replica
 from swe_rl.inference.vllm.server import ServerReplica
 from swe_rl.inference.vllm.settings import check_model, engine_args, write_model_directory
 from swe_rl.inference.vllm.store import WeightStore
-from swe_rl.inference.weight_update import FollowingInbox, WeightInbox
 from swe_rl.models.adapters import SUFFIXES, is_adapted
 from swe_rl.models.contract import PolicyContract
 from swe_rl.models.routing import check_replay
@@ -34,31 +31,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """The training processes of one machine. `tell` is collective over them: the leader gives the path of its store,
-    the others "", and all get the leader's; "" when it has none."""
-
-    leads: bool = True
-    tell: Callable[[str], str] = str
-
-
-ALONE = Node()
-
-
 @asynccontextmanager
 async def open_vllm(
-    model: PreTrainedModel,
-    cfg: EngineConfig,
-    *,
-    contract: PolicyContract,
-    name: str,
-    node: Node = ALONE,
+    model: PreTrainedModel, cfg: EngineConfig, *, contract: PolicyContract, name: str
 ) -> AsyncIterator[VllmEngine]:
     """The engine, started, without weights: publish some before the first request. `model` is the trainer's: of it the
     names and shapes of parameters and the configuration are read, the rotary embedding again when it changes.
-
-    The training processes of one machine hold the weights once, adapters left out: collective over them.
 
     Raises ConfigError for what cannot run here, EngineError when vLLM does not start.
     """
@@ -72,9 +50,8 @@ async def open_vllm(
         directory = Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="swe-rl-vllm-", ignore_cleanup_errors=True))
         )
-        own = ALONE if is_adapted(model) else node  # merged weights are made by each process for itself
-        store = stack.enter_context(closing(open_store(shapes, dtype=cfg.dtype, node=own)))
-        inbox = make_inbox(model, store)
+        store = stack.enter_context(closing(WeightStore(shapes, dtype=cfg.dtype)))
+        inbox = MergingInbox(model, store.targets) if is_adapted(model) else None
         written: dict[str, Any] = {}
 
         def refresh(_: ModelConfig) -> bool:
@@ -90,26 +67,6 @@ async def open_vllm(
         replicas = make_replicas(cfg, contract, directory=directory)
         async with VllmEngine(replicas, cfg, contract=contract, store=store, refresh=refresh, inbox=inbox) as engine:
             yield engine
-
-
-def open_store(shapes: Mapping[str, Size], *, dtype: str, node: Node) -> WeightStore:
-    """The store of this machine's training processes: one writes it, the others read it."""
-    if not node.leads:
-        return WeightStore(shapes, dtype=dtype, path=node.tell(""))
-    path = ""
-    try:
-        store = WeightStore(shapes, dtype=dtype)
-        path = str(store.path)
-    finally:  # also when there is no room: the others wait
-        node.tell(path)
-    return store
-
-
-def make_inbox(model: PreTrainedModel, store: WeightStore) -> WeightInbox | None:
-    """None: the engine's own."""
-    if is_adapted(model):
-        return MergingInbox(model, store.targets)
-    return None if store.writes else FollowingInbox(store.targets)
 
 
 def make_replicas(cfg: EngineConfig, contract: PolicyContract, *, directory: Path) -> Sequence[Replica]:

@@ -33,42 +33,24 @@ MAX_SHARE = 0.8  # of the free shared memory that the weights may take
 
 
 class WeightStore:
-    """One version of all parameters, by Hugging Face name, in the engine's dtype. `close` removes the file.
+    """One version of all parameters, by Hugging Face name, in the engine's dtype. `close` removes the file."""
 
-    `path` is the file of another process on this machine that writes the same weights: this one only reads them.
-    """
-
-    def __init__(self, shapes: Mapping[str, Size], *, dtype: str, path: str | None = None) -> None:
-        """Raises OSError when there is no room, or no file of that path and of this size."""
+    def __init__(self, shapes: Mapping[str, Size], *, dtype: str) -> None:
+        """Raises OSError when there is no room."""
         self._dtype = getattr(torch, dtype)
         self._starts, size = _places(shapes, self._dtype)
         size = max(size, 1)
-        self._folder: Path | None = None
-        self._lock: IO[bytes]
-        if path is not None:
-            self.path, self._lock = Path(path), open(path, "rb")
-            if os.fstat(self._lock.fileno()).st_size != size:
-                self._lock.close()
-                raise OSError(f"{path} holds weights of another model")
-        else:
-            sweep()
-            self._folder, self._lock = _reserved(size)
-            self.path = self._folder / LOCKED
+        sweep()
+        self._folder, self._lock = _reserved(size)
+        self.path = self._folder / LOCKED
         flat = torch.from_file(str(self.path), shared=True, size=size, dtype=torch.uint8)
         self.targets: dict[str, Tensor] = {
             name: _view(flat, self._starts[name], tuple(shape), self._dtype) for name, shape in shapes.items()
         }
 
-    @property
-    def writes(self) -> bool:
-        """False for the store of another process."""
-        return self._folder is not None
-
     def copy(self, weights: Mapping[str, Tensor]) -> dict[str, int]:
         """Takes all weights, rounded to the engine's dtype, and returns their checksums. Raises EngineError for those
-        of another model, with nothing changed, and for the store of another process."""
-        if not self.writes:
-            raise EngineError("another process writes these weights: send an update in buckets (WeightPublisher)")
+        of another model, with nothing changed."""
         unknown, missing = sorted(set(weights) - set(self.targets)), sorted(set(self.targets) - set(weights))
         if unknown or missing:
             raise EngineError(f"weight update: unknown names {unknown[:3]}, missing names {missing[:3]}")
@@ -91,8 +73,7 @@ class WeightStore:
 
     def close(self) -> None:
         """Idempotent. Whoever has the file mapped keeps what is in it."""
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
         self._lock.close()
 
 

@@ -14,7 +14,6 @@ from swe_rl.inference.vllm.engine import VllmEngine
 from swe_rl.inference.vllm.replica import ReplicaLost
 from swe_rl.inference.vllm.requests import ReplicaChunk, ReplicaRequest
 from swe_rl.inference.vllm.store import WeightStore, read_tensors
-from swe_rl.inference.weight_update import FollowingInbox
 from swe_rl.models.contract import PolicyContract
 
 VOCAB, STOP, MAX_CONTEXT = 50, 7, 64
@@ -121,10 +120,7 @@ class FakeReplica:
 WEIGHTS = {"a.weight": torch.arange(6.0).reshape(2, 3), "b.weight": torch.linspace(-1, 1, 5)}
 
 
-def fake_engine(
-    *replicas: FakeReplica, dtype: str = "float32", store: WeightStore | None = None, **changes: Any
-) -> VllmEngine:
-    """`store`: of another process, so that this engine only reads it."""
+def fake_engine(*replicas: FakeReplica, dtype: str = "float32", **changes: Any) -> VllmEngine:
     cfg = EngineConfig(backend="vllm", replicas=len(replicas), dtype=dtype, **changes)
     contract = PolicyContract(
         vocab_size=VOCAB,
@@ -135,6 +131,5 @@ def fake_engine(
         engine_dtype=dtype,
         rope={},
     )
-    inbox = None if store is None else FollowingInbox(store.targets)
-    store = store or WeightStore({name: tensor.shape for name, tensor in WEIGHTS.items()}, dtype=dtype)
-    return VllmEngine(replicas, cfg, contract=contract, store=store, inbox=inbox)
+    store = WeightStore({name: tensor.shape for name, tensor in WEIGHTS.items()}, dtype=dtype)
+    return VllmEngine(replicas, cfg, contract=contract, store=store)
