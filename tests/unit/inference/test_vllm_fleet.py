@@ -109,12 +109,12 @@ async def test_a_replica_that_is_starting_is_up_before_the_trainer_takes_the_dev
 
 
 async def test_a_replica_that_was_given_up_counts_again_once_all_were_started_anew() -> None:
-    release = asyncio.Event()
+    may_start = asyncio.Event()
+    may_start.set()
 
     class Slow(FakeReplica):
         async def start(self) -> None:
-            if self.events.count("start") == 2:
-                await release.wait()
+            await may_start.wait()
             await super().start()
 
     slow, bad = Slow("slow"), FakeReplica("bad")
@@ -124,17 +124,17 @@ async def test_a_replica_that_was_given_up_counts_again_once_all_were_started_an
         async def give_up(index: int, replica: FakeReplica) -> None:
             replica.refuse_start = ["no memory"] * fleet_module.START_TRIES
             engine.fleet.replace(index, EngineError("lost"))
-            await eventually(lambda: not replica.refuse_start)
+            await eventually(lambda: index in engine.fleet._given_up)
 
-        bad_index, slow_index = engine.replicas.index(bad), engine.replicas.index(slow)
-        await give_up(bad_index, bad)
+        await give_up(0, slow)
         await engine.fleet.start_anew()
-        engine.fleet.replace(slow_index, EngineError("lost"))
-        await give_up(bad_index, bad)
+        await give_up(1, bad)
+        may_start.clear()
+        engine.fleet.replace(0, EngineError("lost"))
         turn = asyncio.create_task(engine.generate([11, 12], PARAMS, session="s"))
         await asyncio.sleep(0.05)
         assert not turn.done()  # the slow one will be back
-        release.set()
+        may_start.set()
         assert (await turn).token_ids
 
 
