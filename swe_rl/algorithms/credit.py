@@ -1,4 +1,4 @@
-"""From groups of rollouts to advantages per turn: penalties, filters, baselines, whitening, in this order.
+"""From groups of rollouts to advantages per turn: penalties, filters, baselines, whitening, signs, in this order.
 
 What a rollout is worth to the algorithm is its reward plus penalties "in the reward"; what it achieved (Reward.solved)
 is never touched. Everything here is a pure function; sums over ranks are the caller's (`gather`).
@@ -104,6 +104,8 @@ def assign_credit(
         credits = _whiten(credits, gather)
     if algo.length_penalty_on == "advantage":
         credits = [_shifted(credit, overlong_penalty(credit.trajectory, algo)) for credit in credits]
+    if algo.negative_scale != 1:
+        credits = [_asymmetric(credit, algo.negative_scale) for credit in credits]
     return credits, counts
 
 
@@ -173,3 +175,7 @@ def _whiten(credits: Sequence[Credit], gather: Gather) -> list[Credit]:
 
 def _shifted(credit: Credit, penalty: float) -> Credit:
     return replace(credit, advantages=[value + penalty for value in credit.advantages])
+
+
+def _asymmetric(credit: Credit, scale: float) -> Credit:
+    return replace(credit, advantages=[value if value > 0 else scale * value for value in credit.advantages])

@@ -19,6 +19,9 @@ class AlgoConfig:
     # turn)
     advantage: str = "leave_one_out"
     singleton: str = "zero"  # zero | reward: advantage of a rollout whose siblings were all lost or dropped
+    # Factor of negative advantages (arXiv:2506.01347 weighs the two signs apart). 0: only what did better than its
+    # siblings trains, which a small policy survives for many more steps on the same rollouts.
+    negative_scale: float = 1.0
     permute_advantages: bool = False  # control experiment: shuffles advantages over the batch
     # gae only: discount and lambda per turn; the weight of the value head's loss (against the policy's: AdamW hardly
     # heeds it unless value_trunk_grad), the head's rate, and whether its gradient reaches the model
@@ -93,6 +96,7 @@ BOUNDS = Bounds(
     positive=("correction_cap", "epochs", "value_coeff", "value_learning_rate", "length_penalty_scale"),
     not_negative=(
         *("clip_low", "clip_high", "dual_clip", "correction_low", "kl_coeff", "gamma", "gae_lambda"),
+        "negative_scale",
         *("normalizer_tokens", "refill_rounds", "length_penalty_start", "length_penalty_end"),
     ),
     at_most_one=("clip_low", "gamma", "gae_lambda"),

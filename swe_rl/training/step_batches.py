@@ -11,7 +11,7 @@ from torch import Tensor
 from swe_rl.algorithms.aggregation import count_rows, count_tokens, token_weights
 from swe_rl.algorithms.sequences import gspo_old, with_sequence_coeff, without_rejected
 from swe_rl.batching.minibatches import minibatch_of
-from swe_rl.config import PhaseConfig, TrainConfig
+from swe_rl.config import AlgoConfig, PhaseConfig, TrainConfig
 from swe_rl.config.algo import REJECTING, SEQUENCE_CORRECTIONS, bypasses
 from swe_rl.training import mesh
 from swe_rl.training.rank_rows import balanced, laid_out, ranks_per_row
@@ -64,13 +64,27 @@ def optimizer_steps(
 def packed_step(
     samples: Sequence[TrainSample], phase: PhaseConfig, cfg: TrainConfig, *, backend: Scorer
 ) -> list[PackedBatch]:
-    """This rank's packed rows of one optimiser step, weighed; some come from ranks with more to do. GSPO compares with
-    the weights at hand, so call it right before the step; its sequences stay on their rank. Collective."""
-    batches = laid_out(weigh(samples, cfg), cfg, backend=backend).batches
+    """This rank's packed rows of one optimiser step, weighed; some come from ranks with more to do. Rollouts without a
+    gradient are left out. GSPO compares with the weights at hand, so call it right before the step; its sequences stay
+    on their rank. Collective."""
+    weighed = weigh(samples, cfg)
+    moving = with_gradient(weighed, cfg.algo) if phase.data == "rollouts" else weighed
+    batches = laid_out(moving, cfg, backend=backend).batches
     if phase.data != "rollouts" or cfg.algo.ratio_rule != "gspo":
         return balanced(batches, backend=backend, group_size=ranks_per_row(cfg))
     (compared,) = mesh.all_reduce_max([float(any(batch.old_logprobs is not None for batch in batches))])
     return gspo_old(batches, backend.logprobs(batches)) if compared else batches
+
+
+def with_gradient(samples: Sequence[TrainSample], algo: AlgoConfig) -> list[TrainSample]:
+    """The samples that can move a weight: advantages of 0 (a group that all solved or all failed, negative_scale=0)
+    multiply the only term of the loss there is, unless it has an entropy bonus, a KL penalty or a value. Weigh before:
+    they count in the denominators. All of them if no rank has one that moves: such a step decays, as any. Collective.
+    """
+    if algo.entropy_coeff or (algo.kl_coeff and algo.kl_in == "loss"):
+        return list(samples)
+    kept = [s for s in samples if any(s.advantages) or any(target == target for target in s.value_targets)]
+    return kept if mesh.all_reduce_max([float(len(kept))])[0] else list(samples)
 
 
 def scored(

@@ -119,6 +119,7 @@ def algo_of(case: Case, **changes: object) -> AlgoConfig:
         "entropy_coeff": case.entropy,
         "gamma": case.gamma,
         "gae_lambda": case.lam,
+        "negative_scale": case.negative,
         "epochs": 2,  # so that the old policy is not the current one
     }
     return AlgoConfig(**{**settings, **changes})  # type: ignore[arg-type]

@@ -50,6 +50,7 @@ class Case:
     gamma: float = 1.0
     lam: float = 1.0
     rejected_leave: bool = False
+    negative: float = 1.0  # factor of negative advantages
     extra: dict[str, float] = field(default_factory=dict)
 
 
@@ -91,7 +92,7 @@ def per_turn_advantages(rows: list[Row], case: Case) -> list[list[float]]:
         mean = sum(a * n for a, n in trained) / count
         variance = sum(n * (a - mean) ** 2 for a, n in trained) / (count - 1)
         found = [[(a - mean) / math.sqrt(variance + 1e-8) for a in values] for values in found]
-    return found
+    return [[a * (case.negative if a < 0 else 1.0) for a in values] for values in found]
 
 
 def row_coefficient(row: Row, case: Case) -> Tensor:

@@ -37,6 +37,7 @@ BASE: dict[str, Any] = {"epochs": 2}
 CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "advantage": ("group_std", {}),
     "singleton": ("reward", {}),
+    "negative_scale": (0.5, {}),
     "permute_advantages": (True, {}),
     "gamma": (0.8, {"advantage": "gae"}),
     "gae_lambda": (0.5, {"advantage": "gae", "epochs": 3}),

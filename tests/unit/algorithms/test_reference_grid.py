@@ -85,6 +85,12 @@ def test_gae(gamma: float, lam: float) -> None:
     assert_equal(Case(advantage="gae", gamma=gamma, lam=lam))
 
 
+@pytest.mark.parametrize("negative", [0.0, 0.3, 1.5])
+@pytest.mark.parametrize("advantage", ADVANTAGES)
+def test_negative_advantages_weigh_apart(advantage: str, negative: float) -> None:
+    assert_equal(Case(advantage=advantage, negative=negative))
+
+
 @pytest.mark.parametrize("max_tokens", [1, 16, 30])
 @pytest.mark.parametrize("ratio", RATIOS)
 def test_packing_and_micro_batches_change_nothing(ratio: str, max_tokens: int) -> None:

@@ -174,6 +174,14 @@ def test_whitening_counts_trained_tokens_and_comes_before_a_penalty_on_the_advan
     assert [found[name][0] for name in "ab"] == pytest.approx([value - 0.25 for value in centred])  # of one turn each
 
 
+@pytest.mark.parametrize(("scale", "want"), [(0.25, [1, -0.125, -0.125]), (0.0, [1, 0, 0]), (2.0, [1, -1, -1])])
+def test_negative_advantages_are_scaled_after_the_baseline(scale: float, want: list[float]) -> None:
+    """Rewards (1, 0, 0): leave-one-out (1, -1/2, -1/2)."""
+    algo = AlgoConfig(negative_scale=scale, stop_preset="keep_all")
+    found = advantages(algo, plain("a", 1.0), plain("b", 0.0), plain("c", 0.0))
+    assert [found[name][0] for name in "abc"] == pytest.approx(want)
+
+
 def test_kl_in_the_reward_is_taken_off_before_the_baseline() -> None:
     """Rewards (1, 0), KL sums (2, 0.5) nats, coefficient 0.1: worth (0.8, -0.05), whose mean is 0.375."""
     algo = AlgoConfig(advantage="group_mean", stop_preset="keep_all", kl_coeff=0.1, kl_in="reward")
