@@ -79,12 +79,13 @@ def packed_step(
 def with_gradient(samples: Sequence[TrainSample], algo: AlgoConfig) -> list[TrainSample]:
     """The samples that can move a weight: advantages of 0 (a group that all solved or all failed, negative_scale=0)
     multiply the only term of the loss there is, unless it has an entropy bonus, a KL penalty or a value. Weigh before:
-    they count in the denominators. All of them if no rank has one that moves: such a step decays, as any. Collective.
+    they count in the denominators. Without any, one that trains stands for the rest: the step remains a step, with its
+    momentum and decay.
     """
     if algo.entropy_coeff or (algo.kl_coeff and algo.kl_in == "loss"):
         return list(samples)
     kept = [s for s in samples if any(s.advantages) or any(target == target for target in s.value_targets)]
-    return kept if mesh.all_reduce_max([float(len(kept))])[0] else list(samples)
+    return kept or [s for s in samples if any(s.loss_mask)][:1] or list(samples[:1])
 
 
 def scored(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -91,11 +92,12 @@ def test_a_value_to_learn_keeps_a_rollout() -> None:
 
 
 def test_a_step_without_any_gradient_stays_a_step(make_backend: Callable[..., TorchBackend]) -> None:
-    """As before: the weights decay, their version goes on, and the statistics are of all rollouts."""
+    """Momentum and decay act and the version goes on, whatever one rollout costs; a masked one could not do that."""
     backend, cfg = make_backend(algo=AlgoConfig()), config(AlgoConfig())
-    flat = [sample(f"t{i}", 0.0, [3, 9, 4, 5, 6]) for i in range(3)]
+    masked = replace(sample("masked", 0.0, [3, 9, 4]), loss_mask=[False] * 3)
+    flat = [masked, *(sample(f"t{i}", 0.0, [3, 9, 4, 5, 6]) for i in range(3))]
     stats = backend.train_step(packed_step(flat, PHASE, cfg, backend=backend), learning_rate=1e-3)
-    assert (stats.skipped, stats.policy_version, stats.num_tokens, stats.grad_norm) == (False, 1, 15, 0.0)
+    assert (stats.skipped, stats.policy_version, stats.num_tokens, stats.grad_norm) == (False, 1, 5, 0.0)
 
 
 def test_supervised_phases_keep_rollouts_whatever_their_advantage(make_backend: Callable[..., TorchBackend]) -> None:
