@@ -49,6 +49,7 @@ INGREDIENTS = (  # the first is what the others are compared with
     Arm(name="own_reward_in_baseline", overrides=("algo=grpo_pp", "algo.advantage=group_mean")),
     Arm(name="mean_over_own_length", overrides=("algo=grpo_pp", "algo.aggregation=seq_mean")),
     Arm(name="over_long_kept", overrides=("algo=grpo_pp", "algo.stop_preset=keep_all")),
+    Arm(name="no_negatives", overrides=("algo=grpo_pp", "algo.negative_scale=0")),
     Arm(name="with_kl", overrides=("algo=grpo_pp", "algo.kl_coeff=0.01")),
     Arm(name="with_entropy_bonus", overrides=("algo=grpo_pp", "algo.entropy_coeff=0.001")),
 )
