@@ -7,6 +7,7 @@ the difference: every rank beats, and one that has stopped is named.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,10 +20,12 @@ from swe_rl.training import mesh
 
 BEAT_S, SILENCE_S = 5.0, 180.0
 POLL_S = 0.05  # at first; waits get longer by half, up to a beat
+log = logging.getLogger(__name__)
 
 
 class Attendance:
-    """Of one rank among `world_size`, each with one of the same `store`. Beats from a thread of its own until closed.
+    """Of one rank among `world_size`, each with one of the same `store`. Beats from a thread of its own until closed,
+    or until the store has refused for `silence_s` seconds.
 
     Raises nothing itself; `wait` raises InvariantError that names a rank which has not beaten for `silence_s` seconds.
     """
@@ -44,8 +47,17 @@ class Attendance:
         self._thread.start()
 
     def _beat(self) -> None:
+        """One lost connection is no reason to fall silent: the others would take this rank for gone."""
+        heard = time.monotonic()
         while not self._closed.is_set():
-            self._store.add(f"beat/{self._rank}", 1)
+            try:
+                self._store.add(f"beat/{self._rank}", 1)
+                heard = time.monotonic()
+            except RuntimeError as err:  # what every kind of store raises, torch.distributed.DistError included
+                if (refused := time.monotonic() - heard) > self._silence_s:
+                    reason = " ".join(str(err).split())[:200]
+                    log.warning("rank %d beats no more: the store refused for %.0f s: %s", self._rank, refused, reason)
+                    return
             self._closed.wait(self._beat_s)
 
     def wait(self) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 import torch.distributed as dist
@@ -45,6 +47,50 @@ def test_a_rank_that_is_gone_is_named() -> None:
         here.wait()
     here.close()
     other.close()
+
+
+class Failing(dist.Store):  # type: ignore[misc]  # torch gives it no type
+    """A store whose calls number `first` to `last` fail; those of all ranks are counted."""
+
+    def __init__(self, *, first: int, last: float) -> None:
+        super().__init__()
+        self.values: dict[str, int] = {}
+        self.calls, self.first, self.last = 0, first, last
+        self.lock = threading.Lock()
+
+    def add(self, key: str, amount: int) -> int:
+        with self.lock:
+            self.calls += 1
+            if self.first <= self.calls <= self.last:
+                raise dist.DistNetworkError("connection reset by peer")
+            self.values[key] = self.values.get(key, 0) + amount
+            return self.values[key]
+
+
+def until(reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_store_that_fails_twice_ends_no_beat() -> None:
+    store = Failing(first=3, last=4)
+    attendance = Attendance(store, rank=0, world_size=1, beat_s=0.01, silence_s=30)
+    until(lambda: store.calls >= 8)
+    attendance.close()
+    assert sum(store.values.values()) == store.calls - 2, "every other call was a beat that counts"
+
+
+def test_a_store_that_is_gone_for_long_ends_the_beat(caplog: pytest.LogCaptureFixture) -> None:
+    store = Failing(first=2, last=float("inf"))
+    with caplog.at_level(logging.WARNING):
+        Attendance(store, rank=0, world_size=1, beat_s=0.01, silence_s=0.2)
+        until(lambda: bool(caplog.messages))
+    assert "rank 0 beats no more: the store refused for 0 s: connection reset by peer" in caplog.messages
+    beats = store.calls
+    time.sleep(0.1)
+    assert store.calls == beats
 
 
 def test_a_single_process_waits_for_nobody() -> None:
