@@ -335,7 +335,10 @@ async def engine_metrics(engine: Engine) -> dict[str, float]:
 
 
 async def save_checkpoint(run: Run) -> None:
-    """Weights, optimiser and position; durable before older ones go. Collective."""
+    """Weights, optimiser and position; durable before older ones go. None while a resumed run has not taken up its
+    checkpoint yet, which this would replace by weights of before it. Collective."""
+    if run.pending_state is not None:
+        return
 
     def save() -> None:
         checkpoint.save(
@@ -354,12 +357,13 @@ async def save_checkpoint(run: Run) -> None:
 
 def export(run: Run, directory: Path) -> None:
     """The present weights as a Hugging Face directory, adapters merged, and the adapters alone in it. Collective."""
-    weights = run.backend.weights()
-    adapters = run.backend.masters.full() if run.cfg.model.lora_rank else {}
-    if mesh.is_main():
+    main, adapted = mesh.is_main(), bool(run.cfg.model.lora_rank)
+    trained = run.backend.masters.full_on_host(keep=main)
+    weights = run.backend.weights() if adapted else trained
+    if main:
         checkpoint.export(directory, weights, model_config=run.backend.model.config, tokenizer=run.tokenizer)
-        if adapters:
-            export_adapters(directory / "adapter", run.backend.model, adapters, base=run.cfg.model.name)
+        if adapted:
+            export_adapters(directory / "adapter", run.backend.model, trained, base=run.cfg.model.name)
     mesh.barrier()
 
 

@@ -16,7 +16,7 @@ from swe_rl.agents.rendering import Renderer, make_renderer
 from swe_rl.cli.engines import contract_of, open_engine
 from swe_rl.cli.paths import cache_dir
 from swe_rl.cli.preflight import check_backends, check_cache, check_cluster, check_counts
-from swe_rl.cli.trainers import open_trainer, reads_weights
+from swe_rl.cli.trainers import open_trainer, reads_weights, set_environment
 from swe_rl.cli.verify_reward import load_verifier
 from swe_rl.config import PhaseConfig, TrainConfig, expand_rounds, phase_config
 from swe_rl.errors import CheckpointError, ConfigError
@@ -57,6 +57,7 @@ from swe_rl.types import Task, Trajectory
 @asynccontextmanager
 async def open_run(cfg: TrainConfig, *, label: str, config_yaml: str) -> AsyncIterator[Run]:
     """The parts of a run, under torchrun those of this rank. ConfigError for bad input, before anything is written."""
+    set_environment(cfg)
     check_backends(cfg)
     cfg = replace(cfg, phases=expand_rounds(cfg.phases))
     if cfg.threads:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -16,6 +17,12 @@ def reads_weights(cfg: TrainConfig) -> bool:
     engine in this process and init_weights need the whole model."""
     whole = cfg.engine.backend == "embedded" or bool(cfg.init_weights) or not has_files(cfg.model.name)
     return cfg.trainer.backend == "megatron" and not whole
+
+
+def set_environment(cfg: TrainConfig) -> None:
+    """What CUDA reads from the environment when a process first uses it; call before that. What is set there stays."""
+    if cfg.trainer.backend == "megatron":  # keeps sends of tensor parallelism before the products that overlap them
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 
 
 def open_trainer(cfg: TrainConfig, model: Any, *, device: torch.device) -> Any:

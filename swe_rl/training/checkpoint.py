@@ -74,7 +74,9 @@ def latest(run_dir: str | Path) -> Path | None:
 
 
 def load(path: str | Path) -> Checkpoint:
-    """Reads one checkpoint onto the CPU. Raises CheckpointError, one line, if it is missing, partial or damaged."""
+    """One checkpoint, its tensors mapped from the files: memory is taken by what is copied out of them, and what ranks
+    of a node read they share in the page cache. Raises CheckpointError, one line, if it is missing, partial or damaged.
+    """
     path = Path(path)
     try:
         state = json.loads((path / "state.json").read_text(encoding="utf-8"))
@@ -84,8 +86,8 @@ def load(path: str | Path) -> Checkpoint:
             actual = (path / name).stat().st_size
             if actual != size:
                 raise CheckpointError(f"checkpoint {path} is damaged: {name} has {actual} bytes instead of {size}")
-        model = load_file(path / "model.safetensors")
-        optimizer = torch.load(path / "optimizer.pt", map_location="cpu", weights_only=True)
+        model = load_file(path / "model.safetensors")  # which maps it
+        optimizer = torch.load(path / "optimizer.pt", map_location="cpu", weights_only=True, mmap=True)
         backend = {"model": model, "optimizer": optimizer, **state["backend"]}
         return Checkpoint(path=path, backend=backend, counters=state["counters"])
     except CheckpointError:

@@ -87,7 +87,7 @@ class MegatronBackend(ReferenceScores):
         self.parts = local_parts(self.stage, self.shape, self.grid)
         self.exchange = Exchange(self.parts, self.shape, self.grid)
         self.passes = Passes(stage=self.stage, grid=self.grid, vocab=self.shape.vocab)
-        self.masters = ShardedMasters(self.parts, self.grid, offload=cfg.offload)
+        self.masters = ShardedMasters(self.parts, self.exchange, self.grid, offload=cfg.offload)
 
     def new_phase(
         self,
@@ -173,7 +173,7 @@ class MegatronBackend(ReferenceScores):
 
     def gradients(self) -> dict[str, Tensor]:
         """Full gradients by Hugging Face name, after backward(). Collective."""
-        return self._whole(lambda part: self.masters.masters[part.key].grad)
+        return self.masters.full(lambda part: _gradient(self.masters.of(part)))
 
     @torch.no_grad()
     def logprobs(self, batches: Sequence[PackedBatch]) -> list[Tensor]:
@@ -202,7 +202,7 @@ class MegatronBackend(ReferenceScores):
 
     def weights(self) -> Mapping[str, Tensor]:
         """Full fp32 parameters by Hugging Face name; a tied one appears once, under its first name. Collective."""
-        return self._whole(lambda part: self.masters.masters[part.key])
+        return self.masters.full(self.masters.of)
 
     def weight_source(self, *, dtype: str, bucket_bytes: int, remember: bool) -> ReplicaWeightSource:
         """Where training.weight_sync takes updates from: no rank gathers more than a bucket. Collective."""
@@ -212,9 +212,11 @@ class MegatronBackend(ReferenceScores):
         """As TorchBackend.state_dict, and readable by it: full tensors that load in any layout, gathered one unit at a
         time into host memory; without `keep` this rank does not hold them. Collective."""
         optimizer: dict[str, dict[str, Tensor]] = {}
-        model = self._whole(lambda part: self.masters.masters[part.key], keep=keep, host=True)
+        model = self.masters.full_on_host(keep=keep)
         first = self.optimizer.state_of(self.parts[0])  # every parameter has made as many steps
-        moments = {key: self._whole(partial(self._moment, key), keep=keep, host=True) for key in MOMENTS if first}
+        moments = {
+            key: self.masters.full(partial(self._moment, key), keep=keep, on_host=True) for key in MOMENTS if first
+        }
         for name in model:
             found = {key: tensors[name] for key, tensors in moments.items()}
             optimizer[name] = {"step": first["step"].clone(), **found} if first else {}
@@ -267,19 +269,6 @@ class MegatronBackend(ReferenceScores):
             for part in self.parts:
                 self.masters.load(part, self.exchange.own(part.unit, reader.read(part.unit)).to(self.device))
 
-    @torch.no_grad()
-    def _whole(self, value_of: Any, *, keep: bool = True, host: bool = False) -> dict[str, Tensor]:
-        """Full tensors by Hugging Face name from this rank's shards, which value_of gives; {} without `keep`."""
-        found: dict[str, Tensor] = {}
-        wide = torch.float64 if self.dtype == torch.float64 else torch.float32
-        for unit in self.exchange.units():
-            part = self.exchange.part(unit)
-            value = None if part is None else self.masters.whole_of(part, value_of(part))
-            for name, tensor in zip(unit.hf, self.exchange.whole(unit, value, dtype=wide), strict=True):
-                if keep:
-                    found[name] = tensor.cpu() if host else tensor
-        return found
-
     def _follow_rope(self) -> None:
         """The rotary embedding of model.config, which a phase or a probe may have changed."""
         rope = rope_from_config(self.model.config)
@@ -288,6 +277,11 @@ class MegatronBackend(ReferenceScores):
             for module in self.stage.modules():
                 if isinstance(module, PackedCoreAttention):
                     module.set_rope(rope)
+
+
+def _gradient(master: Tensor) -> Tensor:
+    assert master.grad is not None  # called only after backward()
+    return master.grad
 
 
 def _layout_keys(cfg: TrainerConfig) -> tuple[Any, ...]:

@@ -6,7 +6,6 @@ holds one copy of the model: its tensor, context and pipeline parallel ranks wor
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -147,5 +146,4 @@ def _no_random_numbers() -> None:
     """Weights are loaded and there is no dropout, so nothing of a step is random: states need not be kept apart."""
     from megatron.core.tensor_parallel.random import initialize_rng_tracker
 
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # keeps sends of tensor parallelism in order
     initialize_rng_tracker(inference_rng_tracker=True, force_reset=True)

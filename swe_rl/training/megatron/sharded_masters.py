@@ -10,7 +10,7 @@ Letters: N elements of a parameter, D ranks with the same weights, n = ceil(N / 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,9 +19,8 @@ from torch import Tensor, nn
 
 from swe_rl.config import TrainerConfig
 from swe_rl.training import mesh
-from swe_rl.training.masters import FULL_PRECISION
 from swe_rl.training.megatron.grid import Axis, Grid
-from swe_rl.training.megatron.parts import Part
+from swe_rl.training.megatron.parts import Exchange, Part
 from swe_rl.training.module_norms import module_group
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -33,17 +32,17 @@ class ShardedMasters:
     `offload` keeps masters and the optimiser's state in host memory. Gradients of micro-batches are added in fp32.
     """
 
-    def __init__(self, parts: Sequence[Part], grid: Grid, *, offload: bool = False) -> None:
-        self.parts, self.grid = list(parts), grid
+    def __init__(self, parts: Sequence[Part], exchange: Exchange, grid: Grid, *, offload: bool = False) -> None:
+        self.parts, self.exchange, self.grid = list(parts), exchange, grid
+        self.wide = torch.float64 if self.parts[0].param.dtype == torch.float64 else torch.float32
         self.home = torch.device("cpu") if offload else grid.device
         self.masters: dict[str, nn.Parameter] = {}
         self.sums: dict[str, Tensor] = {}  # of gradients, whole parameters
         self._hooks = []
         for part in self.parts:
-            wide = part.param.dtype if part.param.dtype in FULL_PRECISION else torch.float32
-            shard = torch.zeros(self._shard_size(part), dtype=wide, device=self.home)
+            shard = torch.zeros(self._shard_size(part), dtype=self.wide, device=self.home)
             self.masters[part.key] = nn.Parameter(shard)
-            self.sums[part.key] = torch.zeros_like(part.param, dtype=wide)
+            self.sums[part.key] = torch.zeros_like(part.param, dtype=self.wide)
             self._hooks.append(part.param.register_post_accumulate_grad_hook(_add_to(self.sums[part.key])))
 
     def axis(self, part: Part) -> Axis:
@@ -67,6 +66,29 @@ class ShardedMasters:
             flat = shard.new_empty(axis.size * len(shard))
             dist.all_gather_single(flat, shard.contiguous(), group=axis.group)
         return flat[: part.param.numel()].view(part.param.shape)
+
+    @torch.no_grad()
+    def full(
+        self, value_of: Callable[[Part], Tensor], *, keep: bool = True, on_host: bool = False
+    ) -> dict[str, Tensor]:
+        """Full tensors by Hugging Face name from this rank's shards, which value_of gives; gathered unit by unit, and
+        without `keep` this rank only takes part: {}. Collective."""
+        found: dict[str, Tensor] = {}
+        for unit in self.exchange.units():
+            part = self.exchange.part(unit)
+            value = None if part is None else self.whole_of(part, value_of(part))
+            tensors = self.exchange.whole(unit, value, dtype=self.wide)
+            if keep:
+                found |= zip(unit.hf, (t.cpu() if on_host else t for t in tensors), strict=True)
+        return found
+
+    def of(self, part: Part) -> Tensor:
+        """The shard [n] of this rank."""
+        return self.masters[part.key]
+
+    def full_on_host(self, *, keep: bool) -> dict[str, Tensor]:
+        """As MasterWeights.full_on_host. Collective."""
+        return self.full(self.of, keep=keep, on_host=True)
 
     @torch.no_grad()
     def load(self, part: Part, value: Tensor) -> None:

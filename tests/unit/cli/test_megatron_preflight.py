@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from typing import Any
 
 import pytest
+import torch
 from real_parts import require
 
-from swe_rl.cli import preflight
+from swe_rl.cli import build, preflight
 from swe_rl.config import PhaseConfig, TrainConfig
 from swe_rl.errors import ConfigError
 
@@ -50,3 +52,31 @@ def test_processes_that_are_no_multiple_of_a_copy() -> None:
     preflight.check_counts(make(tensor_parallel=2), num_tasks=8, world_size=4)
     with pytest.raises(ConfigError, match="take 4 processes for one copy of the model, which do not divide the 6"):
         preflight.check_counts(make(tensor_parallel=2, pipeline_parallel=2), num_tasks=8, world_size=6)
+
+
+@pytest.mark.parametrize(
+    ("backend", "before", "wanted"), [("megatron", None, "1"), ("megatron", "8", "8"), ("torch", None, None)]
+)
+async def test_the_environment_is_set_before_a_gpu_is_used(
+    monkeypatch: pytest.MonkeyPatch, backend: str, before: str | None, wanted: str | None
+) -> None:
+    """CUDA reads the variable once. What opens the device, and whatever might ask for one earlier, finds it set."""
+    name, seen = "CUDA_DEVICE_MAX_CONNECTIONS", []
+
+    class Enough(Exception):
+        pass
+
+    def asked() -> bool:
+        seen.append(os.environ.get(name))
+        raise Enough
+
+    monkeypatch.setenv(name, "0")  # so that it is what it was when the test is over
+    monkeypatch.delenv(name) if before is None else monkeypatch.setenv(name, before)
+    monkeypatch.setattr(torch.cuda, "is_available", asked)
+    monkeypatch.setattr(build, "check_backends", lambda cfg: None)  # megatron-core need not be here
+    cfg = make()
+    cfg.trainer.backend = backend
+    with pytest.raises(Enough):
+        async with build.open_run(cfg, label="", config_yaml=""):
+            pass
+    assert seen == [wanted]
