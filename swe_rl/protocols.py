@@ -40,9 +40,8 @@ class Policy(Protocol):
 class OutageClock(Protocol):
     """A Policy that may be unable to sample for a while: that time is not the agent's to lose."""
 
-    @property
-    def outage_s(self) -> float:
-        """Seconds so far in which it could sample for nobody."""
+    async def outage_s(self) -> float:
+        """Seconds so far in which it could sample for nobody. Raises EngineError when it cannot be asked."""
         ...
 
 

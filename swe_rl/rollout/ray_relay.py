@@ -13,12 +13,14 @@ import asyncio
 import itertools
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from swe_rl.errors import ConfigError, EngineDead, EngineError, InvariantError, SandboxUnavailable, SweRlError
 from swe_rl.protocols import Policy, SamplingParams
+from swe_rl.rollout.runner import outage_s
 from swe_rl.types import Completion
 
 log = logging.getLogger(__name__)
@@ -47,13 +49,18 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request: a generation, or with params None the end of a session or (`prompt_ids` None) of a request."""
+    """One request: a generation, a question for the outage clock, or with params None the end of a request or, without
+    a `request_id`, of a session."""
 
     request_id: str
     channel: str  # which of the driver's policies
     session: str
     prompt_ids: list[int] | None = None
     params: SamplingParams | None = None
+    clock: bool = False
+
+
+Answer = Completion | float | Failure  # float: of the outage clock
 
 
 class PolicyRelay:
@@ -62,9 +69,9 @@ class PolicyRelay:
     def __init__(self) -> None:
         self._calls: list[Call] = []
         self._arrived = asyncio.Event()
-        self._answers: dict[str, asyncio.Future[Completion | Failure]] = {}
+        self._answers: dict[str, asyncio.Future[Answer]] = {}
 
-    async def generate(self, call: Call) -> Completion | Failure:
+    async def ask(self, call: Call) -> Answer:
         answer = self._answers[call.request_id] = asyncio.get_running_loop().create_future()
         self._post(call)
         return await answer
@@ -87,7 +94,7 @@ class PolicyRelay:
         self._arrived.clear()
         return calls
 
-    async def answer(self, answers: list[tuple[str, Completion | Failure]]) -> None:
+    async def answer(self, answers: list[tuple[str, Answer]]) -> None:
         for request_id, result in answers:
             found = self._answers.pop(request_id, None)
             if found is not None and not found.done():
@@ -106,22 +113,33 @@ class RelayedPolicy:
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str) -> Completion:
         """As the driver's policy. Raises EngineError when the relay is lost meanwhile."""
+        found = await self._ask(Call(uuid.uuid4().hex, self._channel, session, list(prompt_ids), params))
+        assert isinstance(found, Completion)
+        return found
+
+    async def outage_s(self) -> float:
+        """As protocols.OutageClock, of the driver's policy: an engine is out for all nodes. Raises EngineError when the
+        relay is lost meanwhile."""
+        found = await self._ask(Call(uuid.uuid4().hex, self._channel, "", clock=True))
+        assert isinstance(found, float)
+        return found
+
+    async def release(self, session: str) -> None:
+        self._relay.tell.remote(Call("", self._channel, session))
+
+    async def _ask(self, call: Call) -> Completion | float:
         from ray.exceptions import RayError
 
-        call = Call(uuid.uuid4().hex, self._channel, session, list(prompt_ids), params)
         try:
-            result = await self._relay.generate.remote(call)
+            result: Answer = await self._relay.ask.remote(call)
         except RayError as err:
             raise EngineError(f"the policy cannot be reached: {type(err).__name__}") from err
         except asyncio.CancelledError:
-            self._relay.tell.remote(Call(call.request_id, self._channel, session))
+            self._relay.tell.remote(Call(call.request_id, self._channel, call.session))
             raise
         if isinstance(result, Failure):
             raise result.exception()
         return result
-
-    async def release(self, session: str) -> None:
-        self._relay.tell.remote(Call("", self._channel, session))
 
 
 class PolicyServer:
@@ -132,7 +150,7 @@ class PolicyServer:
         self._policies: dict[str, Policy] = {}
         self._names = itertools.count()
         self._running: dict[str, tuple[str, asyncio.Task[None]]] = {}  # by request: session, the policy's task
-        self._outbox: list[tuple[str, Completion | Failure]] = []
+        self._outbox: list[tuple[str, Answer]] = []
         self._flush: asyncio.Task[None] | None = None
         self._loop: asyncio.Task[None] | None = None
 
@@ -176,9 +194,10 @@ class PolicyServer:
 
     async def _handle(self, call: Call) -> None:
         policy = self._policies[call.channel]
-        if call.params is not None and call.prompt_ids is not None:
-            task = asyncio.create_task(self._generate(policy, call, call.prompt_ids, call.params))
-            self._running[call.request_id] = (call.session, task)
+        if call.clock:
+            self._start(call, partial(outage_s, policy))
+        elif call.params is not None and call.prompt_ids is not None:
+            self._start(call, partial(policy.generate, call.prompt_ids, call.params, session=call.session))
         elif call.request_id:
             _, running = self._running.pop(call.request_id, ("", None))
             if running is not None:
@@ -186,10 +205,14 @@ class PolicyServer:
         else:
             await _release(policy, call.session)
 
-    async def _generate(self, policy: Policy, call: Call, prompt_ids: list[int], params: SamplingParams) -> None:
-        result: Completion | Failure
+    def _start(self, call: Call, ask: Callable[[], Awaitable[Completion | float]]) -> None:
+        task = asyncio.create_task(self._answer(call, ask))
+        self._running[call.request_id] = (call.session, task)
+
+    async def _answer(self, call: Call, ask: Callable[[], Awaitable[Completion | float]]) -> None:
+        result: Answer
         try:
-            result = await policy.generate(prompt_ids, params, session=call.session)
+            result = await ask()
         except SweRlError as err:
             result = Failure.of(err)
         except Exception as err:  # a bug of the policy must end the run there, not hang the node here

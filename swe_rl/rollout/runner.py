@@ -26,7 +26,7 @@ from swe_rl.agents.rendering import Renderer
 from swe_rl.agents.toolsets.abstain import abstained_reward
 from swe_rl.agents.toolsets.human import charge_questions
 from swe_rl.config import AgentConfig
-from swe_rl.errors import PatchError, SandboxError, SandboxUnavailable
+from swe_rl.errors import EngineDead, EngineError, PatchError, SandboxError, SandboxUnavailable
 from swe_rl.protocols import Environment, OutageClock, Policy, RewardFn, Sandbox
 from swe_rl.rollout.journal import RolloutKey
 from swe_rl.rollout.seeds import turn_seed
@@ -114,10 +114,10 @@ class RolloutRunner:
                 if not trajectory.stop_reason.is_infra and trajectory.stop_reason is not StopReason.ENV_KILLED:
                     trajectory = await self._with_patch(task, sandbox, trajectory)
                 trajectory = replace(trajectory, timings_s={**trajectory.timings_s, "open_sandbox": wait_s})
-        except SandboxUnavailable:
+        except (SandboxUnavailable, EngineDead):
             raise
-        except SandboxError as err:
-            # Also when only the patch or the closing failed: what the agent left is then unknown.
+        except (SandboxError, EngineError) as err:
+            # Also when only the patch, the closing or the clock failed: what the agent left, or lost, is then unknown.
             return replace(trajectory, stop_reason=StopReason.INFRA_ERROR, detail=repr(err), patch=None, reward=None)
         return trajectory
 
@@ -132,7 +132,7 @@ class RolloutRunner:
                 turn=turn,
             )
 
-        before_s = _outage_s(self._policy)
+        before_s = await outage_s(self._policy)
         trajectory = await run_episode(
             task,
             self._parts.make_environment(sandbox),
@@ -146,7 +146,7 @@ class RolloutRunner:
             seeds=seed,
             temperature=temperature,
         )
-        return _timed_out_by(trajectory, _outage_s(self._policy) - before_s, "outage", "of the engine")
+        return _timed_out_by(trajectory, await outage_s(self._policy) - before_s, "outage", "of the engine")
 
     async def _with_patch(self, task: Task, sandbox: Sandbox, trajectory: Trajectory) -> Trajectory:
         start = time.monotonic()
@@ -174,8 +174,9 @@ def _timed_out_by(trajectory: Trajectory, seconds: float, key: str, what: str) -
     return replace(trajectory, stop_reason=StopReason.INFRA_ERROR, detail=detail)
 
 
-def _outage_s(policy: Policy) -> float:
-    return policy.outage_s if isinstance(policy, OutageClock) else 0.0
+async def outage_s(policy: Policy) -> float:
+    """Seconds so far in which `policy` could sample for nobody; 0 for one that does not say."""
+    return await policy.outage_s() if isinstance(policy, OutageClock) else 0.0
 
 
 def not_begun(key: RolloutKey, temperature: float, *, detail: str = "") -> Trajectory:

@@ -18,8 +18,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from swe_rl.errors import EngineError
-from swe_rl.inference.vllm.fleet import Fleet, run_all
-from swe_rl.inference.vllm.replica import Replica, ReplicaLost
+from swe_rl.inference.vllm import health
+from swe_rl.inference.vllm.fleet import Fleet, Place, run_all
+from swe_rl.inference.vllm.replica import Replica, ReplicaLost, ReplicaStalled
 from swe_rl.inference.vllm.requests import ReplicaChunk
 from swe_rl.inference.vllm.store import WeightStore
 from swe_rl.inference.vllm.turn import TurnProgress
@@ -47,7 +48,7 @@ class VllmCounters:
     requests: int = 0
     resubmitted: int = 0  # parts of turns asked of a replica again, from their token prefix
     restarts: int = 0  # of replicas that were lost
-    stalls: int = 0  # of them, because they made no progress
+    stalls: int = 0  # of them, because they made no progress or did not answer
     escapes: int = 0  # sessions that left a busy replica, and with it their cached prefix
     weight_updates: int = 0
     stale_replicas: int = 0  # answers by older weights than the published ones: their tokens are dropped
@@ -123,7 +124,7 @@ class VllmEngine:
         turn = self._turns.get(session)
         if turn is not None and not turn.released:
             turn.released = True
-            await run_all(replica.abort(turn.request_id) for _, replica in self.fleet.usable() if turn.request_id)
+            await run_all(self._abort(place, turn.request_id) for place in self.fleet.usable() if turn.request_id)
 
     async def update_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Gives every replica all weights in one call; returns when they are in use. By default turns under way
@@ -186,11 +187,11 @@ class VllmEngine:
     @property
     def counters(self) -> VllmCounters:
         """Since the engine was made."""
-        self._counters.restarts, self._counters.escapes = self.fleet.restarts, self.fleet.router.escapes
+        self._counters.restarts, self._counters.stalls = self.fleet.restarts, self.fleet.stalls
+        self._counters.escapes = self.fleet.router.escapes
         return self._counters
 
-    @property
-    def outage_s(self) -> float:
+    async def outage_s(self) -> float:
         """As protocols.OutageClock."""
         return self.fleet.outage_s
 
@@ -236,44 +237,50 @@ class VllmEngine:
             await self._pause(abort=in_flight == "abort")
 
     async def _pause(self, *, abort: bool) -> None:
-        for index, replica in self.fleet.usable():
+        for place in self.fleet.usable():
             try:
-                await replica.pause(abort=abort)
+                await health.watched(place.replica, place.replica.pause(abort=abort))
             except ReplicaLost as err:
-                self.fleet.replace(index, err)
+                self.fleet.replace(place, err)
+
+    async def _abort(self, place: Place, request_id: str) -> None:
+        try:
+            await health.watched(place.replica, place.replica.abort(request_id))
+        except ReplicaLost as err:  # the request has ended with it
+            self.fleet.replace(place, err)
 
     async def _switch(self, version: int, checksums: Mapping[str, int]) -> None:
         """The stored weights are `version` now: into every replica that runs. The others load them when they start."""
         self._location, self._stored = self._store.location(checksums, version=version), version
         self.fleet.wake_up()
-        await run_all(self._load(index) for index, _ in self.fleet.usable())
+        await run_all(self._load(place) for place in self.fleet.usable())
         self.policy_version = version
         self.counters.weight_updates += 1
 
     async def _run_somewhere(self, turn: TurnProgress) -> None:
         """One part of a turn on one replica: to its end, or until the replica is lost."""
-        index = await self.fleet.take(turn.session)
+        place = await self.fleet.take(turn.session)
         if turn.released:  # while its replica was lost
-            self.fleet.router.give_back(index)
+            self.fleet.router.give_back(place.index)
             turn.finish_reason = "cancelled"
             return
         self.counters.resubmitted += turn.parts > 0
         try:
-            await self._run(turn, index)
+            await self._run(turn, place)
         except ReplicaLost as err:
-            self.fleet.replace(index, err)
+            self.fleet.replace(place, err)
         finally:
-            self.fleet.router.give_back(index)
+            self.fleet.router.give_back(place.index)
 
-    async def _run(self, turn: TurnProgress, index: int) -> None:
+    async def _run(self, turn: TurnProgress, place: Place) -> None:
         version = self.policy_version
         request = turn.next_request(f"{turn.session}/{next(self._numbers)}", version=version)
         self.counters.requests += 1
-        if self.fleet.router.running[index] == 1:
-            self.fleet.progress[index] = time.monotonic()  # it was idle until now
-        stream = self.replicas[index].stream(request)
+        if self.fleet.router.running[place.index] == 1:
+            self.fleet.progress[place.index] = time.monotonic()  # it was idle until now
+        stream = place.replica.stream(request)
         try:
-            while (chunk := await self._next(stream, index)) is not None:
+            while (chunk := await self._next(stream, place)) is not None:
                 turn.add(chunk, version=self.policy_version)
                 if any(seen < version for _, seen in chunk.spans):
                     turn.drop_part()
@@ -283,45 +290,47 @@ class VllmEngine:
         finally:
             await stream.aclose()  # type: ignore[attr-defined]
 
-    async def _next(self, stream: AsyncIterator[ReplicaChunk], index: int) -> ReplicaChunk | None:
+    async def _next(self, stream: AsyncIterator[ReplicaChunk], place: Place) -> ReplicaChunk | None:
         """The next chunk, None at the end. Raises ReplicaLost when the whole replica makes no progress."""
-        waiting = asyncio.ensure_future(_anext(stream))
+        waiting, progress = asyncio.ensure_future(_anext(stream)), self.fleet.progress
         try:
             while True:
                 done, _ = await asyncio.wait({waiting}, timeout=WATCH_S)
                 if done:
-                    self.fleet.progress[index] = time.monotonic()
+                    progress[place.index] = time.monotonic()
                     return waiting.result()
-                if not self.fleet.router.usable[index]:
-                    raise ReplicaLost(f"{self.replicas[index].name} is being replaced")
+                if not self.fleet.present(place):
+                    raise ReplicaLost(f"{place.replica.name} is being replaced")
                 if self._writing.locked() or not self._location:  # held up by an update, or by one that failed
-                    self.fleet.progress[index] = time.monotonic()
-                silent_s = time.monotonic() - self.fleet.progress[index]
+                    progress[place.index] = time.monotonic()
+                silent_s = time.monotonic() - progress[place.index]
                 if silent_s > self._cfg.stall_s:
-                    self.counters.stalls += 1
-                    raise ReplicaLost(f"{self.replicas[index].name} has said nothing for {silent_s:.0f} s")
+                    raise ReplicaStalled(f"{place.replica.name} has said nothing for {silent_s:.0f} s")
+                if silent_s > health.QUIET_S:
+                    self.fleet.question(place)
         finally:
             if not waiting.done():
                 waiting.cancel()
                 await asyncio.wait({waiting})
 
-    async def _load(self, index: int) -> None:
+    async def _load(self, place: Place) -> None:
         """The stored weights into one replica; one that is lost meanwhile loads them when it is back."""
-        replica = self.replicas[index]
+        replica = place.replica
         try:
             if self._cfg.layout == "colocated":
-                await replica.wake()
-            await replica.load(self._location, version=self._stored)
-            if (found := await replica.version()) != self._stored:
+                await health.watched(replica, replica.wake())
+            await health.watched(replica, replica.load(self._location, version=self._stored))
+            if (found := await health.watched(replica, replica.version())) != self._stored:
                 raise ReplicaLost(f"{replica.name} says it has version {found} after loading {self._stored}")
         except ReplicaLost as err:
-            self.fleet.replace(index, err)
+            self.fleet.replace(place, err)
 
     async def _catch_up(self, index: int) -> None:
         """The stored weights for a replica that has just started, after an update that is under way."""
+        replica = self.replicas[index]
         async with self._writing:
             if self._location:
-                await self.replicas[index].load(self._location, version=self._stored)
+                await health.watched(replica, replica.load(self._location, version=self._stored))
             self.fleet.set_usable(index)
 
     def _count(self, turn: TurnProgress) -> None:

@@ -1,7 +1,8 @@
 """The replicas of an engine: which of them can be asked, and how one that was lost comes back.
 
 A lost replica is ended and started anew in the background. While the trainer has the devices (`rest`) none is started:
-it would take the memory that the trainer computes in.
+it would take the memory that the trainer computes in. Whoever calls a replica holds a Place, of one start of it: what
+is learned late about an earlier start does not end the present one.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from swe_rl.errors import EngineDead, EngineError
-from swe_rl.inference.vllm.replica import START_S, Replica, ReplicaLost
+from swe_rl.inference.vllm import health
+from swe_rl.inference.vllm.replica import START_S, Replica, ReplicaLost, ReplicaStalled
 from swe_rl.inference.vllm.router import Router
 
 log = logging.getLogger(__name__)
@@ -22,6 +25,15 @@ START_TRIES = 3  # in a row, after which a replica is given up
 RETRY_S = 2.0  # before the second of them, twice as long before the third
 GRACE_S = 30.0  # beyond START_S, for a replica that can say better what was wrong
 CLOSE_S = 60.0  # after which a replica that does not end is left to the end of this process
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One start of one replica."""
+
+    index: int
+    generation: int  # starts of it before
+    replica: Replica
 
 
 class Fleet:
@@ -34,6 +46,10 @@ class Fleet:
         self.router = Router(len(self.replicas), max_skew)
         self.progress = [0.0] * len(self.replicas)  # when each last said something
         self.restarts = 0  # of replicas that were lost
+        self.stalls = 0  # of them, because they gave no token or did not answer
+        self._generations = [-1] * len(self.replicas)
+        self._questions: dict[int, asyncio.Task[None]] = {}  # to silent replicas, by index
+        self._answered = [0.0] * len(self.replicas)  # when each last said that it is well
         self._catch_up = catch_up
         self._restarting: dict[int, asyncio.Task[None]] = {}
         self._given_up: dict[int, EngineError] = {}
@@ -61,19 +77,24 @@ class Fleet:
         await run_all(self._end(index) for index in range(len(self.replicas)))
         await run_all(self._bring_up(index) for index in range(len(self.replicas)))
 
-    def usable(self) -> list[tuple[int, Replica]]:
-        """Those that can be asked, with their indices."""
-        return [(index, replica) for index, replica in enumerate(self.replicas) if self.router.usable[index]]
+    def usable(self) -> list[Place]:
+        """Those that can be asked."""
+        return [self._place(index) for index, usable in enumerate(self.router.usable) if usable]
+
+    def present(self, place: Place) -> bool:
+        """Whether that start of the replica can still be asked."""
+        return self.router.usable[place.index] and self._generations[place.index] == place.generation
 
     def set_usable(self, index: int) -> None:
         """From now on it is asked."""
         self.router.usable[index] = True
+        self._generations[index] += 1
         self._given_up.pop(index, None)
         self.progress[index] = time.monotonic()
         self._outage_s, self._outage_since = self.outage_s, 0.0
         self._changed.set()
 
-    async def take(self, session: str) -> int:
+    async def take(self, session: str) -> Place:
         """A place at a replica, to be given back to the router. Waits while all are being started anew. Raises
         EngineDead when none will come back."""
         while (index := self.router.take(session)) is None:
@@ -83,25 +104,37 @@ class Fleet:
                 raise EngineDead(f"no replica is left: {next(iter(self._given_up.values()))}")
             self._changed.clear()
             await self._changed.wait()
-        return index
+        return self._place(index)
 
-    def replace(self, index: int, err: EngineError) -> None:
-        """Ends a lost replica and starts it again in the background. Once per loss, however many turns notice."""
-        if not self.router.usable[index] or self._closed:
+    def replace(self, place: Place, err: EngineError) -> None:
+        """Ends a lost replica and starts it again in the background. Once per loss, however many turns notice, and
+        however late."""
+        if not self.present(place) or self._closed:
             return
+        index = place.index
         log.warning("%s; it is started again", err)
         self.router.usable[index] = False
         if not any(self.router.usable) and not self._outage_since:
             self._outage_since = time.monotonic()
         self.restarts += 1
+        self.stalls += isinstance(err, ReplicaStalled)
         self._restarting[index] = asyncio.create_task(self._restart(index), name=f"restart {self.replicas[index].name}")
+
+    def question(self, place: Place) -> None:
+        """Asks a silent replica in the background whether it is well, and replaces it when it does not answer. Does
+        nothing while it is being asked, or soon after it has answered."""
+        index = place.index
+        if index in self._questions or time.monotonic() - self._answered[index] < health.QUIET_S:
+            return
+        task = self._questions[index] = asyncio.create_task(self._ask(place), name=f"ask {place.replica.name}")
+        task.add_done_callback(lambda _: self._questions.pop(index, None))
 
     async def rest(self) -> None:
         """Leaves the devices to the trainer until `wake_up`. What is starting is up first: it could not be stopped
         half way without losing the device's memory."""
         await asyncio.gather(*self._restarting.values(), return_exceptions=True)
         self._awake.clear()
-        await run_all(self._sleep(index, replica) for index, replica in self.usable())
+        await run_all(self._sleep(place) for place in self.usable())
 
     def wake_up(self) -> None:
         """The trainer is done: lost replicas are started again."""
@@ -111,15 +144,26 @@ class Fleet:
         """Ends all. Idempotent."""
         self._closed = True
         await self._stop_restarts()
+        for question in self._questions.values():
+            question.cancel()
         self.router.usable = [False] * len(self.replicas)
         self._changed.set()
         await asyncio.gather(*(self._end(index) for index in range(len(self.replicas))), return_exceptions=True)
 
-    async def _sleep(self, index: int, replica: Replica) -> None:
+    def _place(self, index: int) -> Place:
+        return Place(index, self._generations[index], self.replicas[index])
+
+    async def _ask(self, place: Place) -> None:
+        if await health.answers(place.replica):
+            self._answered[place.index] = time.monotonic()
+        else:
+            self.replace(place, ReplicaStalled(f"{place.replica.name} does not answer"))
+
+    async def _sleep(self, place: Place) -> None:
         try:
-            await replica.sleep(2)
+            await health.watched(place.replica, place.replica.sleep(2))
         except ReplicaLost as err:
-            self.replace(index, err)
+            self.replace(place, err)
 
     async def _restart(self, index: int) -> None:
         for attempt in range(START_TRIES):

@@ -15,6 +15,10 @@ class ReplicaLost(EngineError):
     """This replica has ended, or does not answer: what it was asked can be asked of another one."""
 
 
+class ReplicaStalled(ReplicaLost):
+    """It gives no token, or does not answer: as far as can be seen it hangs."""
+
+
 class Replica(Protocol):
     """One copy of the model that samples: local.LocalReplica, server.ServerReplica or ray_replica.RayReplica."""
 
@@ -55,7 +59,7 @@ class Replica(Protocol):
         ...
 
     async def alive(self) -> bool:
-        """Whether it answers."""
+        """Whether the process that is asked for tokens answers. The answer does not wait for a step of the engine."""
         ...
 
     async def close(self) -> None:

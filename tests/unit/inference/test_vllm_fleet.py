@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from vllm_fakes import STOP, WEIGHTS, FakeReplica, fake_engine
 from swe_rl.errors import EngineError
 from swe_rl.inference.vllm import engine as engine_module
 from swe_rl.inference.vllm import fleet as fleet_module
+from swe_rl.inference.vllm.engine import VllmEngine
+from swe_rl.inference.vllm.requests import ReplicaChunk, ReplicaRequest
 from swe_rl.protocols import OutageClock, SamplingParams
 
 PARAMS = SamplingParams(max_new_tokens=6, stop_ids=(STOP,), seed=0)
@@ -48,6 +51,11 @@ async def eventually(condition: Any) -> None:
             return
         await asyncio.sleep(0.01)
     raise AssertionError("it never came")
+
+
+def lose(engine: VllmEngine, index: int) -> None:
+    (place,) = [place for place in engine.fleet.usable() if place.index == index]
+    engine.fleet.replace(place, EngineError("lost"))
 
 
 async def test_a_start_that_hangs_is_an_error_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +111,7 @@ async def test_a_replica_that_is_starting_is_up_before_the_trainer_takes_the_dev
         await engine.update_weights(WEIGHTS, version=0)
         replica.fail_after = [2]
         await engine.generate([11, 12], PARAMS, session="s")
-        engine.fleet.replace(0, EngineError("lost again"))
+        lose(engine, 0)
         await engine.rest()
         assert replica.events[-3:] == ["start", "load 0", "sleep 2"]
 
@@ -123,14 +131,14 @@ async def test_a_replica_that_was_given_up_counts_again_once_all_were_started_an
 
         async def give_up(index: int, replica: FakeReplica) -> None:
             replica.refuse_start = ["no memory"] * fleet_module.START_TRIES
-            engine.fleet.replace(index, EngineError("lost"))
+            lose(engine, index)
             await eventually(lambda: index in engine.fleet._given_up)
 
         await give_up(0, slow)
         await engine.fleet.start_anew()
         await give_up(1, bad)
         may_start.clear()
-        engine.fleet.replace(0, EngineError("lost"))
+        lose(engine, 0)
         turn = asyncio.create_task(engine.generate([11, 12], PARAMS, session="s"))
         await asyncio.sleep(0.05)
         assert not turn.done()  # the slow one will be back
@@ -151,16 +159,67 @@ async def test_an_outage_counts_only_while_nobody_can_be_asked() -> None:
     async with fake_engine(first, second) as engine:
         assert isinstance(engine, OutageClock)
         await engine.update_weights(WEIGHTS, version=0)
-        engine.fleet.replace(0, EngineError("lost"))
+        lose(engine, 0)
         await asyncio.sleep(0.05)
-        assert engine.outage_s == 0.0
+        assert await engine.outage_s() == 0.0
         began = time.monotonic()
-        engine.fleet.replace(1, EngineError("lost"))
+        lose(engine, 1)
         turn = asyncio.create_task(engine.generate([11, 12], PARAMS, session="s"))
         await asyncio.sleep(0.05)
-        assert 0.05 <= engine.outage_s <= time.monotonic() - began
+        assert 0.05 <= await engine.outage_s() <= time.monotonic() - began
         release.set()
         await turn
-        ended = engine.outage_s
+        ended = await engine.outage_s()
         await asyncio.sleep(0.02)
-        assert engine.outage_s == ended
+        assert await engine.outage_s() == ended
+
+
+async def test_what_is_learned_late_about_an_earlier_start_does_not_end_the_present_one() -> None:
+    replica = FakeReplica("r0")
+    async with fake_engine(replica) as engine:
+        await engine.update_weights(WEIGHTS, version=0)
+        (early,) = engine.fleet.usable()
+        taken = await engine.fleet.take("s")
+        assert engine.fleet.present(early)
+        lose(engine, 0)
+        assert not engine.fleet.present(early)
+        await eventually(engine.fleet.usable)
+        events, (now,) = list(replica.events), engine.fleet.usable()
+        for late in (early, taken):
+            assert not engine.fleet.present(late)
+            engine.fleet.replace(late, EngineError("its connection was reset"))
+        await asyncio.sleep(0.02)
+        assert (replica.events, engine.counters.restarts) == (events, 1)
+        assert engine.fleet.present(now)
+        engine.fleet.replace(now, EngineError("lost"))
+        assert engine.counters.restarts == 2
+
+
+async def test_a_turn_that_missed_the_restart_of_its_replica_is_asked_again_and_the_new_start_lives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The restart was done between two looks of the turn, whose stream hears of it only afterwards."""
+    monkeypatch.setattr(engine_module, "WATCH_S", 60.0)
+    late = asyncio.Event()
+
+    class Deaf(FakeReplica):
+        async def stream(self, request: ReplicaRequest) -> AsyncIterator[ReplicaChunk]:
+            if len(self.requests) == 1:  # the second one
+                self.requests.append(request)
+                await late.wait()
+                raise engine_module.ReplicaLost("the connection was reset")
+            async for chunk in super().stream(request):
+                yield chunk
+
+    replica = Deaf("r0")
+    async with fake_engine(replica) as engine:
+        await engine.update_weights(WEIGHTS, version=0)
+        await engine.generate([11], PARAMS, session="other")
+        turn = asyncio.create_task(engine.generate([11, 12], PARAMS, session="s"))
+        await eventually(lambda: len(replica.requests) == 2)
+        lose(engine, 0)
+        await eventually(engine.fleet.usable)
+        late.set()
+        assert (await asyncio.wait_for(turn, timeout=10)).token_ids == [2, 3, 4, 5, 6, STOP]
+        assert engine.counters.restarts == 1
+        assert engine.counters.resubmitted == 1

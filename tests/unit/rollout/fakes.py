@@ -91,3 +91,20 @@ def make_collector(
     policy = ScriptedPolicy(script, delay_s=delay_s)
     parts = make_parts(world, infra_retries=infra_retries, **limits)
     return Collector(policy, parts=parts, concurrency=concurrency, seed=7, journal=journal), policy
+
+
+class Handle:
+    """`handle.method.remote(...)` as an actor's, run on this event loop."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def __getattr__(self, name: str) -> Any:
+        method: Callable[..., Any] = getattr(self._actor, name)
+
+        class Method:
+            @staticmethod
+            def remote(*arguments: Any) -> asyncio.Future[Any]:
+                return asyncio.ensure_future(method(*arguments))
+
+        return Method

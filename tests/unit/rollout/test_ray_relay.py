@@ -5,36 +5,20 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
+from fakes import Handle
 from real_parts import require
 
 from swe_rl.errors import EngineDead, EngineError, InvariantError, SandboxUnavailable, SweRlError
-from swe_rl.protocols import SamplingParams
+from swe_rl.protocols import OutageClock, SamplingParams
 from swe_rl.rollout.ray_relay import Failure, PolicyRelay, PolicyServer, RelayedPolicy
 from swe_rl.testing import ScriptedPolicy
 from swe_rl.types import Completion
 
 PARAMS = SamplingParams(max_new_tokens=64, stop_ids=(258,), seed=5)
-
-
-class Handle:
-    """`handle.method.remote(...)` as an actor's, run on this event loop."""
-
-    def __init__(self, actor: Any) -> None:
-        self._actor = actor
-
-    def __getattr__(self, name: str) -> Any:
-        method: Callable[..., Any] = getattr(self._actor, name)
-
-        class Method:
-            @staticmethod
-            def remote(*arguments: Any) -> asyncio.Future[Any]:
-                return asyncio.ensure_future(method(*arguments))
-
-        return Method
 
 
 @pytest.fixture
@@ -132,6 +116,47 @@ async def test_cancelling_there_cancels_here(relay: tuple[Handle, PolicyServer])
     await asyncio.sleep(0.05)
     assert state["cancelled"] == 2
     two.cancel()
+
+
+class OutFor(ScriptedPolicy):
+    """Has been out for so many seconds; a session asks in vain."""
+
+    def __init__(self, seconds: float | Exception) -> None:
+        super().__init__([])
+        self.seconds = seconds
+
+    async def outage_s(self) -> float:
+        if isinstance(self.seconds, Exception):
+            raise self.seconds
+        return self.seconds
+
+
+async def test_the_outage_clock_is_the_drivers(relay: tuple[Handle, PolicyServer]) -> None:
+    handle, server = relay
+    out, mute = OutFor(1.5), ScriptedPolicy([])
+    remote = RelayedPolicy(handle, server.serve(out))
+    assert isinstance(remote, OutageClock)
+    assert await remote.outage_s() == 1.5
+    out.seconds = 4.25
+    assert await asyncio.gather(*(remote.outage_s() for _ in range(3))) == [4.25] * 3
+    assert await RelayedPolicy(handle, server.serve(mute)).outage_s() == 0.0
+    for wrong, kind in ((EngineDead("gone"), EngineDead), (KeyError("typo"), InvariantError)):
+        out.seconds = wrong
+        with pytest.raises(kind):
+            await remote.outage_s()
+    assert server._running == {}
+
+
+async def test_a_lost_relay_has_no_clock() -> None:
+    require(importlib.util.find_spec("ray") is not None, "package ray")
+    from ray.exceptions import ActorDiedError
+
+    class Lost:
+        async def ask(self, call: Any) -> Any:
+            raise ActorDiedError
+
+    with pytest.raises(EngineError, match="the policy cannot be reached: ActorDiedError"):
+        await RelayedPolicy(Handle(Lost()), "0").outage_s()
 
 
 def test_failures_travel_by_name() -> None:
