@@ -13,6 +13,7 @@ import math
 import os
 import struct
 from abc import ABC, abstractmethod
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -76,6 +77,11 @@ class SandboxClient(ABC):
             await asyncio.shield(self.close())
             raise
         return self
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Connections to allowed hosts so far, see egress.py; kept after the end."""
+        return self._egress.counts if self._egress is not None else Counter()
 
     @abstractmethod
     def _check_spec(self) -> None:

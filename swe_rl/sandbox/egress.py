@@ -4,7 +4,9 @@ A sandbox has a network namespace with loopback only, and that stays so. Where S
 supervisor makes a socket that listens on that loopback and passes it to the owner: what a command connects to in there
 is accepted out here, by an HTTP proxy that connects when "host:port" is listed. So nothing runs in the sandbox for it,
 no interface, route or name server is added, no right is needed, and it is the same in a container. Names are resolved
-out here, listed ones only. HTTP_PROXY and HTTPS_PROXY tell curl, pip, git and the like; others have no network.
+out here, listed ones only, and a name may be anybody's, who may point it at services that trust whoever is here: an
+address that is not public has to be listed itself. HTTP_PROXY and HTTPS_PROXY tell curl, pip, git and the like; others
+have no network.
 
 Grading never gets it (rollout/wiring.py): whether a patch works must not depend on what somebody serves today.
 """
@@ -16,7 +18,8 @@ import contextlib
 import ipaddress
 import socket
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Set
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from swe_rl.egress_pair import egress_pair
 from swe_rl.types import SandboxSpec
@@ -27,15 +30,21 @@ _HEAD_BYTES = 16 << 10
 _HEAD_S, _CONNECT_S, _LINGER_S, _PAUSE_S = 30.0, 20.0, 1.0, 0.1
 _HALF_S = 60.0  # silence after which the other direction of a half closed connection ends as well
 _PIECE = 64 << 10
+_NAME_THREADS = 4  # in which names are resolved, of all sandboxes of this process
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # RFC 6052: the last 32 bits are the IPv4 address that is meant
+_METADATA = {"168.63.129.16", "192.0.0.192"}  # of clouds, outside the ranges that are not public anyway
 _HOP = (b"connection", b"proxy-connection", b"proxy-authorization", b"keep-alive", b"host")
 
 
-class _RefusedError(Exception):
-    """The status line and the reason that the client gets."""
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-    def __init__(self, status: str, why: str) -> None:
+
+class _RefusedError(Exception):
+    """The status line and the reason that the client gets, and what it is counted as."""
+
+    def __init__(self, status: str, why: str, *, count: str = "egress_refused") -> None:
         super().__init__(why)
-        self.status = status
+        self.status, self.count = status, count
 
 
 def variables(spec: SandboxSpec) -> dict[str, str]:
@@ -58,7 +67,7 @@ class EgressProxy:
         self._listener.setblocking(False)
         self._tasks: set[asyncio.Task[None]] = set()  # one per connection from inside
         self._writers: set[asyncio.StreamWriter] = set()  # of both sides
-        self.counts: Counter[str] = Counter()  # "opened", "refused"
+        self.counts: Counter[str] = Counter()  # connections: "egress_opened", "egress_refused", "egress_unreached"
         self._listen()
 
     def close(self) -> None:
@@ -104,7 +113,7 @@ class EgressProxy:
         try:
             await self._pass_on(reader, writer)
         except _RefusedError as err:
-            self.counts["refused"] += 1
+            self.counts[err.count] += 1
             await _refuse(reader, writer, err)
         except (OSError, ExceptionGroup, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # one of the two sides went away, or sent no request
@@ -118,10 +127,10 @@ class EgressProxy:
         pair, first = _parse(head)
         if pair not in self._allowed:
             raise _RefusedError("403 Forbidden", f"{pair[0]}:{pair[1]} is not among the allowed hosts")
-        there, up = await _connect(*pair)
+        there, up = await _connect(*pair, self._allowed)
         self._writers.add(up)
         try:
-            self.counts["opened"] += 1
+            self.counts["egress_opened"] += 1
             if first:
                 up.write(first)
             else:
@@ -173,32 +182,85 @@ def _pair(authority: bytes, default: str) -> tuple[str, int]:
         raise _RefusedError("400 Bad Request", f"{text[:100]!r} is no host and port") from err
 
 
-async def _connect(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """To an address of the host that is not of this machine or its link, unless it is listed as that address: a name
-    may be anybody's, who may point it at services that trust whoever is here."""
+class _Names:
+    """Resolves in a few threads of its own: a name server that is slow holds up nothing else that runs in threads. A
+    name is asked for once at a time, however many connections want it."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(_NAME_THREADS, thread_name_prefix="egress-names")
+        self._asked: dict[tuple[str, int], Future[list[str]]] = {}
+
+    async def addresses(self, host: str, port: int) -> list[str]:
+        """Addresses of `host`, each once. Raises OSError, UnicodeError for what can be no name."""
+        asked = self._asked.get((host, port))
+        if asked is None:
+            asked = self._asked[host, port] = self._pool.submit(_resolve, host, port)
+            asked.add_done_callback(lambda _: self._asked.pop((host, port), None))
+        return await asyncio.shield(asyncio.wrap_future(asked))  # others may wait for it as well
+
+
+_NAMES = _Names()
+
+
+def _resolve(host: str, port: int) -> list[str]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(item[4][0]) for item in found))
+
+
+async def _connect(
+    host: str, port: int, allowed: Set[tuple[str, int]]
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """To an address of the host that is public or in `allowed` itself."""
     try:
         async with asyncio.timeout(_CONNECT_S):
-            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            addresses = list(dict.fromkeys(str(item[4][0]) for item in found))
-            last: Exception = OSError("it has no address that may be used")
-            for address in addresses:
-                if address != host and _is_near(address):
-                    continue
+            addresses = [host] if _is_address(host) else await _NAMES.addresses(host, port)
+            usable = [address for address in addresses if _may_be_used(address, port, allowed)]
+            if addresses and not usable:
+                raise _RefusedError("403 Forbidden", f"{host} has no public address: list the address that is meant")
+            last: Exception = OSError("it has no address")
+            for address in usable:
                 try:
                     return await asyncio.open_connection(address, port, limit=_PIECE)
                 except OSError as err:
                     last = err
             raise last
     except (OSError, UnicodeError) as err:  # TimeoutError is an OSError
-        raise _RefusedError("502 Bad Gateway", f"{host}:{port} cannot be reached: {err or 'no answer'}") from err
+        why = f"{host}:{port} cannot be reached: {err or 'no answer'}"
+        raise _RefusedError("502 Bad Gateway", why, count="egress_unreached") from err
 
 
-def _is_near(address: str) -> bool:
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _may_be_used(address: str, port: int, allowed: Set[tuple[str, int]]) -> bool:
     found = ipaddress.ip_address(address.partition("%")[0])
-    mapped = getattr(found, "ipv4_mapped", None)
-    real = mapped or found
-    near = real.is_loopback or real.is_link_local or real.is_unspecified or real.is_multicast
-    return near or _is_own(address)
+    if (str(found), port) in allowed:
+        return True
+    return all(map(_is_public, _meant(found))) and not _is_own(address)
+
+
+def _meant(address: _Address) -> Iterator[_Address]:
+    """The address that packets to `address` get to: IPv6 has several ways to write one of IPv4."""
+    if not isinstance(address, ipaddress.IPv6Address):
+        yield address
+    elif address.ipv4_mapped is not None:
+        yield address.ipv4_mapped
+    elif address in _NAT64:
+        yield ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    else:
+        yield address
+        yield from filter(None, (address.sixtofour, *(address.teredo or ())))
+
+
+def _is_public(address: _Address) -> bool:
+    """Whether it is of the internet: no private network, no loopback or link, no cloud's service for its machines."""
+    special = address.is_multicast or address.is_reserved or address.is_unspecified or str(address) in _METADATA
+    return address.is_global and not special and not getattr(address, "is_site_local", False)
 
 
 def _is_own(address: str) -> bool:

@@ -20,6 +20,7 @@ from swe_rl.errors import ConfigError, SandboxError, SandboxUnavailable
 from swe_rl.protocols import Sandbox
 from swe_rl.sandbox.admission import AGENTS, Amounts, node_capacity, place_demand, room_demand, split_lanes
 from swe_rl.sandbox.backends import start_sandbox
+from swe_rl.sandbox.client import SandboxClient
 from swe_rl.sandbox.descriptors import allow_descriptors
 from swe_rl.sandbox.leased import LeasedSandbox
 from swe_rl.sandbox.owner import OwnerLease
@@ -220,6 +221,8 @@ class SandboxPool:
         start = time.monotonic()
         async with self._calls_of(spec):
             await sandbox.close()
+        if isinstance(sandbox, SandboxClient):
+            self.counts.update(sandbox.counts)
         self.counts["ended"] += 1
         observe(self.counts, f"{spec.backend}_end", time.monotonic() - start)
 

@@ -97,7 +97,7 @@ async def test_without_a_list_there_is_no_proxy_and_it_ends_with_the_sandbox(ope
         held = f"exec 3<>/dev/tcp/127.0.0.1/{PORT}; {ask}; cat <&3"
         waiting = asyncio.ensure_future(sandbox.exec(f"bash -c {_quoted(held)}", timeout_s=30))
         proxy = sandbox._egress
-        while not proxy.counts["opened"]:
+        while not proxy.counts["egress_opened"]:
             await asyncio.sleep(0.01)
         await sandbox.close()
         await asyncio.wait([waiting])
