@@ -25,6 +25,7 @@ from swe_rl.ops.context_parallel import SCHEMES, context_attention
 HEADS = {"gather": (4, 2), "ring": (4, 2), "heads": (8, 2)}  # query and key heads; key heads fewer than ranks at size 4
 HEAD_DIM = 8
 LONG = 32_768
+POISON = torch.tensor([torch.nan, torch.inf, -torch.inf], dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -57,14 +58,14 @@ class Job:
         return place_rows(self.kv_end(), num_ranks=size, placement=self.placement, block_tokens=block)
 
     def tensors(self, size: int) -> list[Tensor]:
-        """q, k, v and the gradient of out, of all rows with padding; what stands on padding is large."""
+        """q, k, v and the gradient of out, of all rows with padding; NaN and infinities stand on that."""
         rows = self.placed(size)[1].shape[0]
         tokens = len(self.kv_end())
         generator = torch.Generator().manual_seed(tokens)
         query_heads, key_heads = HEADS[self.scheme]
         made = []
         for heads in (query_heads, key_heads, key_heads, query_heads):
-            full = torch.full((rows, heads, HEAD_DIM), 7.0, dtype=torch.float64)
+            full = POISON.repeat(rows * heads * HEAD_DIM)[: rows * heads * HEAD_DIM].view(rows, heads, HEAD_DIM)
             full[:tokens] = torch.randn(tokens, heads, HEAD_DIM, generator=generator, dtype=torch.float64)
             made.append(full.to(self.dtype))
         return made

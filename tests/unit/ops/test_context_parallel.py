@@ -8,6 +8,7 @@ from pathlib import Path
 import context_parallel_worker as worker
 import pytest
 import torch
+from attention_cases import PADDED, check_padding, exact, make, padded, poisoned
 from forked_ranks import start
 from torch import Tensor
 
@@ -89,6 +90,29 @@ def test_a_row_longer_than_a_tile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partial_attention, "TILE_ROWS", 5)
     monkeypatch.setattr(partial_attention, "TILE_KEYS", 6)
     test_parts_of_the_keys_merge_to_the_whole()
+
+
+@pytest.mark.parametrize("kind", PADDED)
+def test_padding_is_zero_whatever_it_holds(kind: str) -> None:
+    """Rows on three ranks, each of which sees the keys in parts, as in a ring."""
+    kv_end, tensors = padded(kind), make(150, 4, 2, 16)
+    dirty, blind, unseen = poisoned(tensors, kv_end)
+    q, k, v, grad = dirty
+    out, lse = torch.zeros_like(q), torch.full((4, 150), -torch.inf)
+    dq, dk, dv = (torch.zeros_like(t) for t in (q, k, v))
+    parts = torch.arange(150).view(-1, 3).T.contiguous()
+    for rows in parts:
+        mine, top = out[rows], lse[:, rows]
+        for keys in parts:
+            seen = partial_attention.visible(rows, keys, kv_end)
+            partial_attention.merge(mine, top, *partial_attention.forward(q[rows], k[keys], v[keys], seen, 0.25))
+        out[rows], lse[:, rows] = mine, top
+        for keys in parts:
+            seen = partial_attention.visible(rows, keys, kv_end)
+            found = partial_attention.backward(grad[rows], q[rows], k[keys], v[keys], mine, top, seen, 0.25)
+            for total, places, part in zip((dq, dk, dv), (rows, keys, keys), found, strict=True):
+                total[places] += part
+    check_padding([out, lse, dq, dk, dv], exact(tensors, kv_end), blind, unseen)
 
 
 def test_an_unknown_placement_is_refused() -> None:
