@@ -78,14 +78,24 @@ def packed_step(
 
 def with_gradient(samples: Sequence[TrainSample], algo: AlgoConfig) -> list[TrainSample]:
     """The samples that can move a weight: advantages of 0 (a group that all solved or all failed, negative_scale=0)
-    multiply the only term of the loss there is, unless it has an entropy bonus, a KL penalty or a value. Weigh before:
-    they count in the denominators. Without any, one that trains stands for the rest: the step remains a step, with its
-    momentum and decay.
+    multiply the only term of the loss there is, unless it has an entropy bonus, a KL penalty or a value. A rollout
+    with several samples keeps all of them where GSPO takes the mean over its tokens. Weigh before: all count in the
+    denominators.
+
+    A rank may be left with none. Where all ranks are, one rollout that trains stands for all, the same on any number of
+    ranks: the step remains a step, with its momentum and decay. Collective.
     """
     if algo.entropy_coeff or (algo.kl_coeff and algo.kl_in == "loss"):
         return list(samples)
-    kept = [s for s in samples if any(s.advantages) or any(target == target for target in s.value_targets)]
-    return kept or [s for s in samples if any(s.loss_mask)][:1] or list(samples[:1])
+    moving = [s for s in samples if any(s.advantages) or any(target == target for target in s.value_targets)]
+    (anywhere,) = mesh.all_reduce_max([float(bool(moving))])
+    if not anywhere:
+        names = mesh.gather_objects(sorted(s.trajectory_id for s in samples if any(s.loss_mask))[:1])
+        return [s for s in samples if names and s.trajectory_id == min(names)]
+    if algo.ratio_rule != "gspo":
+        return moving
+    rollouts = {s.trajectory_id for s in moving}
+    return [s for s in samples if s.trajectory_id in rollouts]
 
 
 def scored(

@@ -91,6 +91,13 @@ def test_a_value_to_learn_keeps_a_rollout() -> None:
     assert [s.trajectory_id for s in kept] == ["value"]
 
 
+def test_gspo_keeps_every_sample_of_a_rollout_that_moves() -> None:
+    """Its ratio is a mean over all of them; a turn without an advantage may have a sample for itself."""
+    rows = [sample("a", 0.5, [3, 4, 5]), sample("a", 0.0, [3, 4, 5, 6]), sample("b", 0.0, [3, 4])]
+    assert with_gradient(rows, AlgoConfig(ratio_rule="gspo")) == rows[:2]
+    assert with_gradient(rows, AlgoConfig(ratio_rule="ppo")) == rows[:1]
+
+
 def test_a_step_without_any_gradient_stays_a_step(make_backend: Callable[..., TorchBackend]) -> None:
     """Momentum and decay act and the version goes on, whatever one rollout costs; a masked one could not do that."""
     backend, cfg = make_backend(algo=AlgoConfig()), config(AlgoConfig())
