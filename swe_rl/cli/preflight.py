@@ -23,11 +23,14 @@ NOT_BUILT = {
 
 
 def check_backends(cfg: TrainConfig) -> None:
-    """Raises ConfigError for a backend that cannot run yet, or an image that was not imported."""
+    """Raises ConfigError for a backend that cannot run yet, an image that was not imported, or heads that the ranks
+    cannot share."""
     if cfg.sandbox.image and cfg.sandbox.backend == "local" and cfg.rollout.backend == "local":
         default_store().find(cfg.sandbox.image)
     if cfg.model.lora_rank:
         _check_adapters(cfg)
+    if cfg.trainer.context_scheme == "heads":
+        _check_heads(cfg)
     for group, (missing, instead) in NOT_BUILT.items():
         backend = getattr(cfg, group).backend
         if backend in missing:
@@ -52,6 +55,18 @@ def _check_adapters(cfg: TrainConfig) -> None:
                 f"{key}: the reference of phases.{phase.name} (algo.kl_coeff) is the phase before it, which a resumed "
                 "run no longer has: set algo.kl_coeff=0 there, or begin a run with this phase"
             )
+
+
+def _check_heads(cfg: TrainConfig) -> None:
+    """Of a model whose numbers of heads are known without loading it; the trainer looks again at every model."""
+    from swe_rl.training.micro_batches import check_heads
+    from swe_rl.training.planning.shapes import model_shape
+
+    try:
+        shape = model_shape(cfg.model)
+    except ConfigError:  # of no family that the table of dimensions has
+        return
+    check_heads(cfg.trainer, shape.num_heads, shape.num_kv_heads)
 
 
 def _check_megatron(cfg: TrainConfig) -> None:

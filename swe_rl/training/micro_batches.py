@@ -111,20 +111,25 @@ def _shared_passes(pool: Sequence[PackedBatch], context: ContextGroup, pair_cost
 def open_context(cfg: TrainerConfig, model_config: Any) -> ContextGroup | None:
     """The ranks that compute rows together with this one; None where rows stay whole. Collective.
 
-    model_config of transformers. Raises ConfigError as config.check_context, and where the scheme cannot divide heads.
+    model_config of transformers. Raises ConfigError as config.check_context and check_heads.
     """
     size = cfg.context_parallel
     if size == 1:
         return None
     check_context(cfg, world_size=mesh.world_size())
-    heads, key_heads = model_config.num_attention_heads, model_config.num_key_value_heads
-    if cfg.context_scheme == "heads" and not heads_divide(heads, key_heads, size):
-        raise ConfigError(
-            f"trainer.context_scheme=heads cannot split {heads} query and {key_heads} key-value heads over "
-            f"trainer.context_parallel={size} ranks: set it to gather or ring"
-        )
+    check_heads(cfg, model_config.num_attention_heads, model_config.num_key_value_heads)
     log.info("context parallelism: %d ranks compute a row together, scheme %s", size, cfg.context_scheme)
     return ContextGroup(mesh.neighbours(size), cfg.context_scheme)
+
+
+def check_heads(cfg: TrainerConfig, query_heads: int, key_heads: int) -> None:
+    """Raises ConfigError where the scheme "heads" cannot give each rank of a group whole heads of the model."""
+    size = cfg.context_parallel
+    if size > 1 and cfg.context_scheme == "heads" and not heads_divide(query_heads, key_heads, size):
+        raise ConfigError(
+            f"trainer.context_scheme=heads cannot split {query_heads} query and {key_heads} key-value heads over "
+            f"trainer.context_parallel={size} ranks: set it to gather or ring"
+        )
 
 
 def to_device(batch: PackedBatch, device: torch.device) -> PackedBatch:
