@@ -68,6 +68,12 @@ def lay_out(
 
     Where `num_ranks` share a row, one that one of them can hold (max_tokens / num_ranks) is `alone`; samples one by one
     that are no longer than that are packed into such rows, apart from longer ones.
+
+    Trees are not kept apart like that. Prompts that begin alike make one tree of a whole step, so there is nothing to
+    keep apart; where they differ, the few short trees leave ranks idle for longer than communication takes, as split
+    rows are even to 0.1 %. Counted for groups of 186,000 to 2.3 million tokens, rows of 131,072 and Qwen3-8B with
+    nothing hidden behind attention, a step takes 0.92 to 1.00 of the time on 2 ranks, but 1.00 to 1.24 on 4 and 1.00 to
+    1.35 on 8; cut into pieces for one rank each, trees repeat their paths: 0.86 to 1.63.
     """
     share = max_tokens // num_ranks if num_ranks > 1 else 0
     if layout != "sequence":
