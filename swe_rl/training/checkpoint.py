@@ -2,7 +2,8 @@
 
 <run_dir>/checkpoints/step-00000012/
     config.json, model.safetensors, tokenizer files   loads with transformers' from_pretrained
-    optimizer.pt                                      optimiser state by parameter name (torch.save)
+    optimizer.pt                                      optimiser state by parameter name (torch.save); of a state that
+                                                      ranks share, optimizer-00002-of-00008.pt has what rank 1 held
     state.json                                        counters, and the size of every other file
 """
 
@@ -12,7 +13,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from swe_rl.training import mesh
 
 FOLDER = "checkpoints"
 FORMAT = 1
+WHOLE = "optimizer.pt"
+_OPTIMIZER = re.compile(r"optimizer(-\d+-of-\d+)?\.pt")
 _NAME = re.compile(r"(?:\.replaced-)?step-(\d{8,})")
 
 
@@ -49,22 +52,49 @@ def save(
     """Writes checkpoint `step` (a number of the whole run, not of a phase) and deletes all but the newest `keep`.
 
     backend_state: TorchBackend.state_dict(). counters: anything JSON. model_config and tokenizer: transformers objects
-    with save_pretrained. Under torchrun every rank calls; rank 0 writes, all return when it is done.
-    Raises CheckpointError when the disk refuses.
+    with save_pretrained. Under torchrun every rank calls, all return when it is done: rank 0 writes, and every other
+    rank that holds state of the optimiser writes that beside it.
+    Raises CheckpointError, on every rank, when a disk refuses.
     """
     folder = Path(run_dir) / FOLDER
     final = folder / f"step-{step:08d}"
-    failure = ""
-    if mesh.is_main():
-        try:
-            _write_whole(final, backend_state, counters or {}, model_config, tokenizer)
-            _prune(folder, keep=keep, just_written=final)
-        except OSError as err:
-            failure = f"cannot write checkpoint {final}: {err}"
-    failure = mesh.broadcast_string(failure)
-    if failure:
-        raise CheckpointError(failure)
+    holds = mesh.gather_objects([mesh.is_main() or any(backend_state["optimizer"].values())])
+    files = {rank: part_name(rank, of=len(holds)) for rank, something in enumerate(holds) if something}
+    if len(files) == 1:
+        files = {0: WHOLE}
+
+    def write() -> None:
+        if mesh.is_main():
+            _write_model(_writing(final), backend_state["model"], model_config, tokenizer)
+        if name := files.get(mesh.rank()):
+            torch.save(backend_state["optimizer"], _writing(final) / name)
+            _fsync(_writing(final) / name)
+
+    def finish() -> None:
+        _finish(final, backend_state, counters or {}, files.values())
+        _prune(folder, keep=keep, just_written=final)
+
+    _all_or_error(final, lambda: _fresh(final) if mesh.is_main() else None)
+    _all_or_error(final, write)
+    _all_or_error(final, lambda: finish() if mesh.is_main() else None)
     return final
+
+
+def part_name(rank: int, *, of: int) -> str:
+    """The file with the optimiser state that `rank` of so many held."""
+    return f"optimizer-{rank + 1:05d}-of-{of:05d}.pt"
+
+
+def _all_or_error(final: Path, work: Callable[[], object]) -> None:
+    """Does this rank's work. CheckpointError on every rank if the disk refused on one. Collective."""
+    problem: Exception | None = None
+    try:
+        work()
+    except Exception as err:  # torch and safetensors each raise their own kinds for a full disk
+        problem = err
+    said = mesh.gather_objects([] if problem is None else [" ".join(str(problem).split())[:200]])
+    if said:
+        raise CheckpointError(f"cannot write checkpoint {final}: {said[0]}") from problem
 
 
 def latest(run_dir: str | Path) -> Path | None:
@@ -87,7 +117,10 @@ def load(path: str | Path) -> Checkpoint:
             if actual != size:
                 raise CheckpointError(f"checkpoint {path} is damaged: {name} has {actual} bytes instead of {size}")
         model = load_file(path / "model.safetensors")  # which maps it
-        optimizer = torch.load(path / "optimizer.pt", map_location="cpu", weights_only=True, mmap=True)
+        optimizer: dict[str, Any] = {}
+        for name in sorted(state["files"]):
+            if _OPTIMIZER.fullmatch(name):
+                optimizer |= torch.load(path / name, map_location="cpu", weights_only=True, mmap=True)
         backend = {"model": model, "optimizer": optimizer, **state["backend"]}
         return Checkpoint(path=path, backend=backend, counters=state["counters"])
     except CheckpointError:
@@ -123,14 +156,13 @@ def export(
     return final
 
 
-def _write_whole(
-    final: Path, backend_state: Mapping[str, Any], counters: Mapping[str, Any], model_config: Any, tokenizer: Any
-) -> None:
-    temporary = _fresh(final)
-    _write_model(temporary, backend_state["model"], model_config, tokenizer)
-    torch.save(backend_state["optimizer"], temporary / "optimizer.pt")
+def _finish(final: Path, backend_state: Mapping[str, Any], counters: Mapping[str, Any], parts: Iterable[str]) -> None:
+    """Names and sizes of what was written, and the checkpoint is there."""
+    temporary = _writing(final)
     small = {key: value for key, value in backend_state.items() if key not in ("model", "optimizer")}
     files = {str(p.relative_to(temporary)): p.stat().st_size for p in sorted(temporary.rglob("*")) if p.is_file()}
+    if absent := sorted(set(parts) - set(files)):
+        raise OSError(f"{absent[0]} of another rank is not there: put run_dir on a file system that all nodes share")
     state = {"format": FORMAT, "backend": small, "counters": dict(counters), "files": files}
     (temporary / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
     _commit(temporary, final)
@@ -145,9 +177,14 @@ def _write_model(directory: Path, weights: Mapping[str, Tensor], model_config: A
         tokenizer.save_pretrained(directory)
 
 
+def _writing(final: Path) -> Path:
+    """The directory beside `final` that becomes it; no reader takes its name for that of a checkpoint."""
+    return final.parent / f".writing-{final.name}"
+
+
 def _fresh(final: Path) -> Path:
-    """An empty directory beside `final` whose name no reader takes for a checkpoint."""
-    temporary = final.parent / f".writing-{final.name}"
+    """`_writing`, new and empty."""
+    temporary = _writing(final)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     return temporary

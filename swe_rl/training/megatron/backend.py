@@ -23,6 +23,7 @@ from swe_rl.config import AlgoConfig, TrainerConfig
 from swe_rl.errors import CheckpointError, ConfigError, InvariantError
 from swe_rl.models.costs import pair_cost
 from swe_rl.models.rope import rope_from_config
+from swe_rl.training import mesh
 from swe_rl.training.megatron.convert import open_reader
 from swe_rl.training.megatron.core_attention import PackedCoreAttention
 from swe_rl.training.megatron.grid import Grid, open_grid
@@ -31,7 +32,7 @@ from swe_rl.training.megatron.parts import Exchange, Part, local_parts
 from swe_rl.training.megatron.passes import Passes, Scored
 from swe_rl.training.megatron.publish import ReplicaWeightSource
 from swe_rl.training.megatron.rows import rank_row, replica_rows
-from swe_rl.training.megatron.sharded_masters import MOMENTS, ShardedAdamW, ShardedMasters
+from swe_rl.training.megatron.sharded_masters import EVERY, MOMENTS, NONE, ShardedAdamW, ShardedMasters
 from swe_rl.training.planning.shapes import shape_from_config
 from swe_rl.training.policy_model import OBJECTIVES
 from swe_rl.training.reference_scores import ReferenceScores
@@ -208,16 +209,19 @@ class MegatronBackend(ReferenceScores):
         """Where training.weight_sync takes updates from: no rank gathers more than a bucket. Collective."""
         return ReplicaWeightSource(self, dtype=dtype, bucket_bytes=bucket_bytes, remember=remember)
 
-    def state_dict(self, *, keep: bool = True) -> Mapping[str, Any]:
+    def state_dict(self, *, keep: bool = True, spread: bool = False) -> Mapping[str, Any]:
         """As TorchBackend.state_dict, and readable by it: full tensors that load in any layout, gathered one unit at a
-        time into host memory; without `keep` this rank does not hold them. Collective."""
-        optimizer: dict[str, dict[str, Tensor]] = {}
+        time into host memory; without `keep` this rank does not hold them. With `spread` it holds the optimiser's state
+        of its share of the units, whatever `keep` says: checkpoint.save puts shares together. Collective."""
         model = self.masters.full_on_host(keep=keep)
         first = self.optimizer.state_of(self.parts[0])  # every parameter has made as many steps
+        whole = EVERY if keep else NONE
+        chosen = slice(mesh.rank(), None, mesh.world_size()) if spread and first else whole
         moments = {
-            key: self.masters.full(partial(self._moment, key), keep=keep, on_host=True) for key in MOMENTS if first
+            key: self.masters.full(partial(self._moment, key), keep=chosen, on_host=True) for key in MOMENTS if first
         }
-        for name in model:
+        optimizer: dict[str, dict[str, Tensor]] = {}
+        for name in (name for unit in self.exchange.units()[chosen] for name in unit.hf):
             found = {key: tensors[name] for key, tensors in moments.items()}
             optimizer[name] = {"step": first["step"].clone(), **found} if first else {}
         return {

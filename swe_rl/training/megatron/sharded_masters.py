@@ -24,6 +24,7 @@ from swe_rl.training.megatron.parts import Exchange, Part
 from swe_rl.training.module_norms import module_group
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+EVERY, NONE = slice(None), slice(0)  # of the units of a model
 
 
 class ShardedMasters:
@@ -69,16 +70,18 @@ class ShardedMasters:
 
     @torch.no_grad()
     def full(
-        self, value_of: Callable[[Part], Tensor], *, keep: bool = True, on_host: bool = False
+        self, value_of: Callable[[Part], Tensor], *, keep: slice = EVERY, on_host: bool = False
     ) -> dict[str, Tensor]:
-        """Full tensors by Hugging Face name from this rank's shards, which value_of gives; gathered unit by unit, and
-        without `keep` this rank only takes part: {}. Collective."""
+        """Full tensors by Hugging Face name from this rank's shards, which value_of gives; gathered unit by unit, of
+        which this rank keeps some and in the others only takes part. Collective."""
         found: dict[str, Tensor] = {}
-        for unit in self.exchange.units():
+        units = self.exchange.units()
+        kept = range(len(units))[keep]
+        for number, unit in enumerate(units):
             part = self.exchange.part(unit)
             value = None if part is None else self.whole_of(part, value_of(part))
             tensors = self.exchange.whole(unit, value, dtype=self.wide)
-            if keep:
+            if number in kept:
                 found |= zip(unit.hf, (t.cpu() if on_host else t for t in tensors), strict=True)
         return found
 
@@ -88,7 +91,7 @@ class ShardedMasters:
 
     def full_on_host(self, *, keep: bool) -> dict[str, Tensor]:
         """As MasterWeights.full_on_host. Collective."""
-        return self.full(self.of, keep=keep, on_host=True)
+        return self.full(self.of, keep=EVERY if keep else NONE, on_host=True)
 
     @torch.no_grad()
     def load(self, part: Part, value: Tensor) -> None:

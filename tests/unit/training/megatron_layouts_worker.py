@@ -26,6 +26,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 from swe_rl.batching.packing import pack_row
 from swe_rl.config import AlgoConfig, TrainerConfig
 from swe_rl.inference.weight_update import UpdatePlan, WeightInbox
+from swe_rl.training import checkpoint
 from swe_rl.training.megatron.backend import MegatronBackend
 from swe_rl.training.weight_source import SyncTotals
 from swe_rl.types import PackedBatch, TrainSample
@@ -225,7 +226,7 @@ def measure(case: dict[str, Any], want: dict[str, Any], rank: int, size: int, fo
     backend, rows, first = make(case, folder), share(rank, size), want["losses"][0]
     found: dict[str, Any] = {"start": errors(backend.weights(), want["before"])[0]}
     if "from" in case:
-        backend.load_state_dict(torch.load(folder / f"{case['from']}.pt"))
+        backend.load_state_dict(checkpoint.load(folder / case["from"] / "checkpoints" / "step-00000001").backend)
     else:
         found["logprobs"] = logprob_error(rank, size, backend.logprobs(rows), want["logprobs"])
         totals = backend.backward(rows, objective="policy_gradient")
@@ -238,9 +239,8 @@ def measure(case: dict[str, Any], want: dict[str, Any], rank: int, size: int, fo
         found["norm"] = abs(stats.grad_norm / want["norm"] - 1)
         found["tokens"] = [stats.num_tokens, stats.num_loss_tokens]
         found["split"] = stats.details["train/context_split_frac"]
-        state = backend.state_dict(keep=rank == 0)
-        if rank == 0:
-            torch.save(state, folder / f"{case['name']}.pt")
+        path = checkpoint.save(folder / case["name"], backend.state_dict(keep=rank == 0, spread=True), step=1)
+        assert len(list(path.glob("optimizer*.pt"))) == size
     found["second"] = abs(backend.train_step(rows, learning_rate=RATE).loss / want["losses"][1] - 1)
     found["third"] = abs(backend.train_step(rows, learning_rate=RATE).loss / want["losses"][2] - 1)
     return found

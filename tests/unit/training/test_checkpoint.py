@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import checkpoint_worker
+import forked_ranks
 import pytest
 import torch
 
@@ -155,6 +157,12 @@ def test_sigkill_while_writing_loses_at_most_the_checkpoint_under_way(tmp_path: 
         assert step in (reported, reported + 1)
         assert (value["model"]["w"] == step).all()
         assert (value["optimizer"]["w"]["m"] == step).all()
+
+
+@pytest.mark.slow
+def test_ranks_that_share_the_state_write_it_together(tmp_path: Path) -> None:
+    """The worker asserts; a disk that is full, or its own, on one rank leaves the older checkpoint to all."""
+    forked_ranks.start(checkpoint_worker, tmp_path)
 
 
 def test_a_checkpoint_loads_with_transformers(tmp_path: Path, make_backend: Make, make_batches: Make) -> None:
