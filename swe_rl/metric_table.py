@@ -56,7 +56,7 @@ METRICS: tuple[Metric, ...] = (
     _m("train/kl_ref", "nats", TOKENS, "K3 of policy and reference"),
     _m("train/value_error", "reward^2", "mean over turns", "squared error of the value head"),
     _m("train/value_explained_variance", "share", "mean over turns", "1 - error / variance of the targets"),
-    _m("train/num_loss_tokens", "tokens", SUM, "trained tokens", "sum"),
+    _m("train/num_loss_tokens", "tokens", SUM, "trained tokens of rollouts with a gradient", "sum"),
     _m("train/num_tokens", "tokens", SUM, "all tokens of the packed rows", "sum"),
     _m("train/tree_token_ratio", "ratio", "sum / sum", "tokens of the samples one by one / computed (batching.layout)"),
     _m("train/context_split_frac", "share", "sum / sum", "tokens in rows that several ranks compute together"),
