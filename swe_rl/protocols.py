@@ -41,7 +41,8 @@ class OutageClock(Protocol):
     """A Policy that may be unable to sample for a while: that time is not the agent's to lose."""
 
     async def outage_s(self) -> float:
-        """Seconds so far in which it could sample for nobody. Raises EngineError when it cannot be asked."""
+        """Seconds so far in which it could sample for nobody, or hung for some; never falls. Raises EngineError when it
+        cannot be asked."""
         ...
 
 

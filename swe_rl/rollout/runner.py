@@ -175,7 +175,7 @@ def _timed_out_by(trajectory: Trajectory, seconds: float, key: str, what: str) -
 
 
 async def outage_s(policy: Policy) -> float:
-    """Seconds so far in which `policy` could sample for nobody; 0 for one that does not say."""
+    """As protocols.OutageClock of `policy`; 0 for one that does not say."""
     return await policy.outage_s() if isinstance(policy, OutageClock) else 0.0
 
 

@@ -261,7 +261,7 @@ class VllmEngine:
         """One part of a turn on one replica: to its end, or until the replica is lost."""
         place = await self.fleet.take(turn.session)
         if turn.released:  # while its replica was lost
-            self.fleet.router.give_back(place.index)
+            self.fleet.give_back(place)
             turn.finish_reason = "cancelled"
             return
         self.counters.resubmitted += turn.parts > 0
@@ -270,14 +270,12 @@ class VllmEngine:
         except ReplicaLost as err:
             self.fleet.replace(place, err)
         finally:
-            self.fleet.router.give_back(place.index)
+            self.fleet.give_back(place)
 
     async def _run(self, turn: TurnProgress, place: Place) -> None:
         version = self.policy_version
         request = turn.next_request(f"{turn.session}/{next(self._numbers)}", version=version)
         self.counters.requests += 1
-        if self.fleet.router.running[place.index] == 1:
-            self.fleet.progress[place.index] = time.monotonic()  # it was idle until now
         stream = place.replica.stream(request)
         try:
             while (chunk := await self._next(stream, place)) is not None:
@@ -292,18 +290,19 @@ class VllmEngine:
 
     async def _next(self, stream: AsyncIterator[ReplicaChunk], place: Place) -> ReplicaChunk | None:
         """The next chunk, None at the end. Raises ReplicaLost when the whole replica makes no progress."""
-        waiting, progress = asyncio.ensure_future(_anext(stream)), self.fleet.progress
+        waiting = asyncio.ensure_future(_anext(stream))
         try:
             while True:
                 done, _ = await asyncio.wait({waiting}, timeout=WATCH_S)
                 if done:
-                    progress[place.index] = time.monotonic()
+                    if self.fleet.present(place):
+                        self.fleet.heard(place.index)
                     return waiting.result()
                 if not self.fleet.present(place):
                     raise ReplicaLost(f"{place.replica.name} is being replaced")
                 if self._writing.locked() or not self._location:  # held up by an update, or by one that failed
-                    progress[place.index] = time.monotonic()
-                silent_s = time.monotonic() - progress[place.index]
+                    self.fleet.heard(place.index)
+                silent_s = time.monotonic() - self.fleet.progress[place.index]
                 if silent_s > self._cfg.stall_s:
                     raise ReplicaStalled(f"{place.replica.name} has said nothing for {silent_s:.0f} s")
                 if silent_s > health.QUIET_S:

@@ -25,6 +25,7 @@ START_TRIES = 3  # in a row, after which a replica is given up
 RETRY_S = 2.0  # before the second of them, twice as long before the third
 GRACE_S = 30.0  # beyond START_S, for a replica that can say better what was wrong
 CLOSE_S = 60.0  # after which a replica that does not end is left to the end of this process
+SILENCE_S = 30.0  # of a replica with requests: longer is no slow step, and counts as an outage whatever becomes of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +58,17 @@ class Fleet:
         self._awake = asyncio.Event()  # not set: the trainer has the devices
         self._awake.set()
         self._outage_s, self._outage_since = 0.0, 0.0  # since: 0 while a replica is usable
+        self._counted_until = 0.0  # end of what is in _outage_s: no second counts twice, however many replicas lost it
         self._closed = False
 
     @property
     def outage_s(self) -> float:
-        """Seconds so far in which a replica had been lost and none was there to be asked."""
-        return self._outage_s + (time.monotonic() - self._outage_since if self._outage_since else 0.0)
+        """Seconds so far in which a replica had been lost and none was there to be asked, or in which one with requests
+        was silent because it hung: an episode may run out of time before anybody knows. Never falls."""
+        now = time.monotonic()
+        begun = [since for index in range(len(self.replicas)) if (since := self._silent_since(index))]
+        begun += [self._outage_since] if self._outage_since else []
+        return self._outage_s + now - max(min(begun, default=now), self._counted_until)
 
     async def start(self) -> None:
         """Starts all. Raises EngineError when one does not start."""
@@ -91,7 +97,9 @@ class Fleet:
         self._generations[index] += 1
         self._given_up.pop(index, None)
         self.progress[index] = time.monotonic()
-        self._outage_s, self._outage_since = self.outage_s, 0.0
+        if self._outage_since:
+            self._count_outage(self._outage_since)
+            self._outage_since = 0.0
         self._changed.set()
 
     async def take(self, session: str) -> Place:
@@ -104,7 +112,21 @@ class Fleet:
                 raise EngineDead(f"no replica is left: {next(iter(self._given_up.values()))}")
             self._changed.clear()
             await self._changed.wait()
+        if self.router.running[index] == 1:
+            self.progress[index] = time.monotonic()  # it was idle until now
         return self._place(index)
+
+    def give_back(self, place: Place) -> None:
+        """The request is over, or was given up: its replica may be silent with nobody left who waits for it."""
+        if self.present(place) and (since := self._silent_since(place.index)):
+            self._count_outage(since)
+        self.router.give_back(place.index)
+
+    def heard(self, index: int) -> None:
+        """It said something, or was kept from it."""
+        if since := self._silent_since(index):
+            self._count_outage(since)
+        self.progress[index] = time.monotonic()
 
     def replace(self, place: Place, err: EngineError) -> None:
         """Ends a lost replica and starts it again in the background. Once per loss, however many turns notice, and
@@ -113,6 +135,8 @@ class Fleet:
             return
         index = place.index
         log.warning("%s; it is started again", err)
+        if isinstance(err, ReplicaStalled) and self.router.running[index]:
+            self._count_outage(self.progress[index])
         self.router.usable[index] = False
         if not any(self.router.usable) and not self._outage_since:
             self._outage_since = time.monotonic()
@@ -149,6 +173,17 @@ class Fleet:
         self.router.usable = [False] * len(self.replicas)
         self._changed.set()
         await asyncio.gather(*(self._end(index) for index in range(len(self.replicas))), return_exceptions=True)
+
+    def _silent_since(self, index: int) -> float:
+        """When it last said something, if it has requests and has been silent for SILENCE_S; else 0."""
+        since = self.progress[index]
+        waited_for = self.router.usable[index] and self.router.running[index]
+        return since if waited_for and time.monotonic() - since > SILENCE_S else 0.0
+
+    def _count_outage(self, since: float) -> None:
+        now = time.monotonic()
+        self._outage_s += now - max(since, self._counted_until)
+        self._counted_until = now
 
     def _place(self, index: int) -> Place:
         return Place(index, self._generations[index], self.replicas[index])

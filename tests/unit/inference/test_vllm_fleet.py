@@ -174,6 +174,55 @@ async def test_an_outage_counts_only_while_nobody_can_be_asked() -> None:
         assert await engine.outage_s() == ended
 
 
+async def test_the_time_in_which_a_replica_hung_before_it_was_replaced_is_an_outage() -> None:
+    hung, other = FakeReplica("hung"), FakeReplica("other")
+    async with fake_engine(hung, other, stall_s=0.2) as engine:
+        await engine.update_weights(WEIGHTS, version=0)
+        hung.hang_after = [2]
+        began = time.monotonic()
+        assert (await engine.generate([11, 12], PARAMS, session="s")).token_ids
+        assert engine.counters.stalls == 1
+        assert 0.2 <= await engine.outage_s() <= time.monotonic() - began
+
+
+async def test_a_silence_that_nobody_waited_to_the_end_of_is_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Episodes have their own limit, which may come before `stall_s`: with them goes all that is known of the hang."""
+    monkeypatch.setattr(fleet_module, "SILENCE_S", 0.1)
+    hung = FakeReplica("hung")
+    async with fake_engine(hung) as engine:
+        await engine.update_weights(WEIGHTS, version=0)
+        hung.hang_after = [2, 2]
+        began = time.monotonic()
+        turns = [asyncio.create_task(engine.generate([11, 12], PARAMS, session=f"s{i}")) for i in range(2)]
+        await asyncio.sleep(0.05)
+        assert await engine.outage_s() == 0.0, "as yet it may be slow"
+        await asyncio.sleep(0.15)
+        read = [await engine.outage_s()]
+        for turn in turns:
+            turn.cancel()
+            await asyncio.wait({turn})
+            read.append(await engine.outage_s())
+        assert 0.1 < read[0] <= read[1] <= read[2] <= time.monotonic() - began
+        await asyncio.sleep(0.15)
+        assert await engine.outage_s() == read[2], "nobody waits for it"
+        await engine.generate([11, 12], PARAMS, session="later")
+        assert await engine.outage_s() == read[2]
+        assert engine.counters.restarts == 0
+
+
+async def test_two_replicas_that_hang_together_lose_each_second_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_module, "SILENCE_S", 0.1)
+    replicas = [FakeReplica("r0"), FakeReplica("r1")]
+    async with fake_engine(*replicas, stall_s=0.3) as engine:
+        await engine.update_weights(WEIGHTS, version=0)
+        for replica in replicas:
+            replica.hang_after = [2]
+        began = time.monotonic()
+        await asyncio.gather(*(engine.generate([11, 12], PARAMS, session=f"s{i}") for i in range(2)))
+        assert engine.counters.stalls == 2
+        assert 0.3 <= await engine.outage_s() <= time.monotonic() - began
+
+
 async def test_what_is_learned_late_about_an_earlier_start_does_not_end_the_present_one() -> None:
     replica = FakeReplica("r0")
     async with fake_engine(replica) as engine:
