@@ -28,6 +28,7 @@ PORT = 3128  # in the sandbox, whose loopback is its own
 MAX_CONNECTIONS = 64  # of a sandbox at a time; further ones wait
 _HEAD_BYTES = 16 << 10
 _HEAD_S, _CONNECT_S, _LINGER_S, _PAUSE_S = 30.0, 20.0, 1.0, 0.1
+_TRY_S = 2.0  # for one address of several at least, of all that _CONNECT_S leaves
 _HALF_S = 60.0  # silence after which the other direction of a half closed connection ends as well
 _PIECE = 64 << 10
 _NAME_THREADS = 4  # in which names are resolved, of all sandboxes of this process
@@ -210,17 +211,21 @@ def _resolve(host: str, port: int) -> list[str]:
 async def _connect(
     host: str, port: int, allowed: Set[tuple[str, int]]
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """To an address of the host that is public or in `allowed` itself."""
+    """To the first address of the host that answers and is public or in `allowed` itself. One that is silent leaves
+    time for the others: names have addresses of IPv6 where packets to those get lost."""
+    now = asyncio.get_running_loop().time
+    end = now() + _CONNECT_S
     try:
-        async with asyncio.timeout(_CONNECT_S):
+        async with asyncio.timeout_at(end):
             addresses = [host] if _is_address(host) else await _NAMES.addresses(host, port)
             usable = [address for address in addresses if _may_be_used(address, port, allowed)]
             if addresses and not usable:
                 raise _RefusedError("403 Forbidden", f"{host} has no public address: list the address that is meant")
             last: Exception = OSError("it has no address")
-            for address in usable:
+            for number, address in enumerate(usable):
                 try:
-                    return await asyncio.open_connection(address, port, limit=_PIECE)
+                    async with asyncio.timeout(max(_TRY_S, (end - now()) / (len(usable) - number))):
+                        return await asyncio.open_connection(address, port, limit=_PIECE)
                 except OSError as err:
                     last = err
             raise last

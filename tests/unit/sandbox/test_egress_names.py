@@ -100,6 +100,25 @@ async def test_public_addresses_and_listed_ones_are_tried_in_order(
     assert proxy.counts == {"egress_unreached" if tried else "egress_refused": 1}
 
 
+async def test_an_address_that_is_silent_leaves_time_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    async def connect(address: str, port: int, **options: Any) -> Any:
+        seen.append(address)
+        if ":" in address:
+            await asyncio.Event().wait()
+        raise OSError("nobody answers")
+
+    resolved_to(monkeypatch, "2606:2800:21f::1", "2606:2800:21f::2", "93.184.215.14")
+    monkeypatch.setattr(egress, "_CONNECT_S", 1.5)
+    monkeypatch.setattr(egress, "_TRY_S", 0.01)
+    async with Running("files.example:443") as (_, port):
+        monkeypatch.setattr(egress.asyncio, "open_connection", open_but(connect, asyncio.open_connection))
+        answer = await talk_raw(port, b"CONNECT files.example:443 HTTP/1.1\r\n\r\n")
+    assert seen == ["2606:2800:21f::1", "2606:2800:21f::2", "93.184.215.14"]
+    assert b"files.example:443 cannot be reached: nobody answers" in answer
+
+
 async def test_names_are_resolved_in_few_threads_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A name server that does not answer holds up neither other names for good nor anything else in threads."""
     monkeypatch.setattr(egress, "_NAMES", egress._Names())
