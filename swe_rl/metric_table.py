@@ -2,6 +2,8 @@
 
 `reduction` is how it is made of raw values over all ranks; `over_steps` how the optimiser steps of one iteration are
 put together. `swe-rl report --metrics` prints the table. Names with * stand for one metric each per member of a family.
+Those of train/* are over the tokens of an optimiser step that were computed: not over rollouts without a gradient
+(training.step_batches.with_gradient), whose advantages of 0 are in no mean.
 """
 
 from __future__ import annotations
