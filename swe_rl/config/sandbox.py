@@ -25,8 +25,8 @@ class SandboxConfig:
     infra_retries: int = 2  # fresh sandboxes tried before a sample leaves its group
     grading_concurrency: int = 0  # sandboxes that grade at a time, beside those of agents; 0: two per core
     node_memory_mib: int = 0  # that a node's sandboxes may take together, by their limits; 0: all that it has
-    # "host:port" that agents may reach, through an HTTP proxy that refuses everything else (names are no patterns);
-    # empty: no network. Sandboxes that grade never have any.
+    # "host:port" that agents may reach, through an HTTP proxy that refuses everything else (names are no patterns
+    # and lead to public addresses only: list an internal address itself); empty: no network. Grading never has any.
     egress: list[str] = field(default_factory=list)
     warm: int = 0  # sandboxes started ahead for the coming tasks, at most so many; containers gain most
     runtime: str = ""  # docker: runtime of the containers, as "runsc" (gVisor with --host-uds=open); "": the engine's
