@@ -28,6 +28,7 @@ from swe_rl.training import mesh
 FOLDER = "checkpoints"
 FORMAT = 1
 WHOLE = "optimizer.pt"
+SHARED = "put run_dir on a file system that all nodes share"
 _OPTIMIZER = re.compile(r"optimizer(-\d+-of-\d+)?\.pt")
 _NAME = re.compile(r"(?:\.replaced-)?step-(\d{8,})")
 
@@ -67,6 +68,8 @@ def save(
         if mesh.is_main():
             _write_model(_writing(final), backend_state["model"], model_config, tokenizer)
         if name := files.get(mesh.rank()):
+            if not _writing(final).is_dir():
+                raise OSError(f"rank {mesh.rank()} does not see what rank 0 has begun: {SHARED}")
             torch.save(backend_state["optimizer"], _writing(final) / name)
             _fsync(_writing(final) / name)
 
@@ -162,7 +165,7 @@ def _finish(final: Path, backend_state: Mapping[str, Any], counters: Mapping[str
     small = {key: value for key, value in backend_state.items() if key not in ("model", "optimizer")}
     files = {str(p.relative_to(temporary)): p.stat().st_size for p in sorted(temporary.rglob("*")) if p.is_file()}
     if absent := sorted(set(parts) - set(files)):
-        raise OSError(f"{absent[0]} of another rank is not there: put run_dir on a file system that all nodes share")
+        raise OSError(f"{absent[0]} of another rank is not there: {SHARED}")
     state = {"format": FORMAT, "backend": small, "counters": dict(counters), "files": files}
     (temporary / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
     _commit(temporary, final)

@@ -42,7 +42,10 @@ def work(folder: Path, rank: int) -> None:
     own.mkdir(parents=True, exist_ok=True)
     troubles = {
         "no space left on device": mock.patch("torch.save", side_effect=OSError("no space left on device")),
-        "on a file system that all nodes share": mock.patch.object(checkpoint, "_writing", return_value=own),
+        "of another rank is not there: put run_dir on a": mock.patch.object(checkpoint, "_writing", return_value=own),
+        "rank 2 does not see what rank 0 has begun: put run_dir on a": mock.patch.object(
+            checkpoint, "_writing", return_value=folder / "no-such-directory"
+        ),
     }
     for words, trouble in troubles.items():  # of rank 2; all hear of it
         with trouble if rank == 2 else contextlib.nullcontext(), pytest.raises(CheckpointError, match=words):
