@@ -74,18 +74,18 @@ def backward(
     wide = torch.promote_types(q.dtype, torch.float32)
     dq, dk, dv = (t.new_zeros(t.shape, dtype=wide) for t in (q, k, v))
     blind = lse == -torch.inf  # [Hq, n]: what padding holds, and its gradient, may be NaN, and 0 times NaN is NaN
-    grad, q = (t.to(wide).masked_fill(blind.T[..., None], 0.0) for t in (grad, q))
-    delta = (grad * out.to(wide)).sum(-1).T  # [Hq, n]
+    grad, q = (t.masked_fill(blind.T[..., None], 0.0) for t in (grad, q))
+    delta = (grad.to(wide) * out.to(wide)).sum(-1).T  # [Hq, n]
     constant = lse.masked_fill(blind, torch.inf)  # exp(score - inf) = 0
     heads = k.shape[1]
     for rows, keys, mask in _tiles(len(q), seen):
         scores = _scores(q, k, rows, keys, scale).masked_fill_(~mask, -torch.inf)
         p = scores.sub_(constant[:, rows].unflatten(0, (heads, -1))[..., None]).exp_().flatten(1, 2)  # [Hkv, G r, m]
-        d_out = _by_key_head(grad[rows], heads)  # [Hkv, G r, D]
+        d_out = _by_key_head(grad[rows].to(wide), heads)  # [Hkv, G r, D]
         dp = d_out @ v[keys].to(wide).permute(1, 2, 0)
         ds = p * (dp - delta[:, rows].unflatten(0, (heads, -1)).flatten(1, 2)[..., None]) * scale
         dv.index_add_(0, keys, (p.transpose(1, 2) @ d_out).transpose(0, 1))
-        dk.index_add_(0, keys, (ds.transpose(1, 2) @ _by_key_head(q[rows], heads)).transpose(0, 1))
+        dk.index_add_(0, keys, (ds.transpose(1, 2) @ _by_key_head(q[rows].to(wide), heads)).transpose(0, 1))
         found = ds @ k[keys].to(wide).transpose(0, 1)
         dq[rows] += found.view(heads, -1, len(mask), q.shape[2]).flatten(0, 1).transpose(0, 1)
     return dq, dk, dv
