@@ -23,6 +23,7 @@ import gpu_checks
 import torch
 from bench_head import products
 from gpu_attention import attention_section
+from gpu_context import context_section
 from gpu_weight_delta import weight_delta_section
 from head_cases import HeadCase, HeadInputs, make_inputs
 from head_providers import NOTES, PROVIDERS, SCORING, first_line, run_provider, versions
@@ -184,6 +185,7 @@ SECTIONS: dict[str, Callable[[Suite], None]] = {
     "head_speed": head_speed,
     "scoring": scoring,
     "attention": attention_section,
+    "context": context_section,
     "weight_delta": weight_delta_section,
     "rope": rope_section,
 }
