@@ -21,7 +21,7 @@ from swe_rl.agents.formats import FORMATS
 from swe_rl.agents.toolsets import make_toolset
 from swe_rl.cli.dispatch import main
 from swe_rl.cli.eval_table import without_times
-from swe_rl.config import AgentConfig
+from swe_rl.config import AgentConfig, TaskConfig
 from swe_rl.evaluation.candidates import read_candidates, update_candidates
 from swe_rl.evaluation.scripts import oracle_demonstrator
 from swe_rl.rollout.journal import read_parquet
@@ -163,7 +163,7 @@ def test_interrupted_it_keeps_what_finished_and_goes_on(tmp_path: Path) -> None:
 
 def test_a_chat_server_is_a_policy(tmp_path: Path) -> None:
     """The server plays the oracle's calls, found by the number of turns so far and the issue in the first message."""
-    tasks = load_tasks("minirepo", split="heldout", num_tasks=3, seed=4_000_037)
+    tasks = load_tasks("minirepo", split="heldout", num_tasks=3, seed=TaskConfig().heldout_seed)
     toolset = make_toolset(AgentConfig())
     xml = FORMATS["xml"].bind(toolset.signatures)
 
