@@ -340,12 +340,10 @@ async def save_checkpoint(run: Run) -> None:
     if run.pending_state is not None:
         return
 
-    shared = {"spread": True} if run.cfg.trainer.backend == "megatron" else {}
-
     def save() -> None:
         checkpoint.save(
             run.dir.path,
-            run.backend.state_dict(keep=mesh.is_main(), **shared),
+            run.backend.checkpoint_state(),
             step=run.position.total,
             counters={**asdict(run.position), **({"monitor": run.monitor.state()} if run.monitor.first else {})},
             # Adapters alone are no model: a directory that looked like one would load with random weights.

@@ -96,8 +96,7 @@ BOUNDS = Bounds(
     positive=("correction_cap", "epochs", "value_coeff", "value_learning_rate", "length_penalty_scale"),
     not_negative=(
         *("clip_low", "clip_high", "dual_clip", "correction_low", "kl_coeff", "gamma", "gae_lambda"),
-        "negative_scale",
-        *("normalizer_tokens", "refill_rounds", "length_penalty_start", "length_penalty_end"),
+        *("negative_scale", "normalizer_tokens", "refill_rounds", "length_penalty_start", "length_penalty_end"),
     ),
     at_most_one=("clip_low", "gamma", "gae_lambda"),
 )

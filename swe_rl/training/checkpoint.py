@@ -52,9 +52,9 @@ def save(
 ) -> Path:
     """Writes checkpoint `step` (a number of the whole run, not of a phase) and deletes all but the newest `keep`.
 
-    backend_state: TorchBackend.state_dict(). counters: anything JSON. model_config and tokenizer: transformers objects
-    with save_pretrained. Under torchrun every rank calls, all return when it is done: rank 0 writes, and every other
-    rank that holds state of the optimiser writes that beside it.
+    backend_state: checkpoint_state() of the backend. counters: anything JSON. model_config and tokenizer: objects of
+    transformers with save_pretrained. Under torchrun every rank calls, all return when it is done: rank 0 writes, and
+    every other rank that holds state of the optimiser writes that beside it.
     Raises CheckpointError, on every rank, when a disk refuses.
     """
     folder = Path(run_dir) / FOLDER

@@ -266,6 +266,10 @@ class TorchBackend(ReferenceScores):
             "num_skipped_steps": self.num_skipped_steps,
         }
 
+    def checkpoint_state(self) -> Mapping[str, Any]:
+        """As protocols.TrainerBackend: everything on rank 0."""
+        return self.state_dict(keep=mesh.is_main())
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from `state`. Raises CheckpointError when it does not fit the model or the optimiser."""
         self.masters.load(state["model"])

@@ -235,6 +235,10 @@ class MegatronBackend(ReferenceScores):
     def _moment(self, key: str, part: Part) -> Tensor:
         return self.optimizer.state_of(part)[key]
 
+    def checkpoint_state(self) -> Mapping[str, Any]:
+        """As protocols.TrainerBackend: weights on rank 0, of the optimiser's state its share on every rank."""
+        return self.state_dict(keep=mesh.is_main(), spread=True)
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from `state`, of any layout. Raises CheckpointError when it does not fit the model."""
         self._load(state["model"])

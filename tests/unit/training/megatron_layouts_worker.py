@@ -239,7 +239,7 @@ def measure(case: dict[str, Any], want: dict[str, Any], rank: int, size: int, fo
         found["norm"] = abs(stats.grad_norm / want["norm"] - 1)
         found["tokens"] = [stats.num_tokens, stats.num_loss_tokens]
         found["split"] = stats.details["train/context_split_frac"]
-        path = checkpoint.save(folder / case["name"], backend.state_dict(keep=rank == 0, spread=True), step=1)
+        path = checkpoint.save(folder / case["name"], backend.checkpoint_state(), step=1)
         assert len(list(path.glob("optimizer*.pt"))) == size
     found["second"] = abs(backend.train_step(rows, learning_rate=RATE).loss / want["losses"][1] - 1)
     found["third"] = abs(backend.train_step(rows, learning_rate=RATE).loss / want["losses"][2] - 1)
