@@ -29,7 +29,9 @@ result = {
 mesh.barrier()
 mesh.shutdown()
 mesh.shutdown()
-open(f"{sys.argv[1]}/{rank}.json", "w").write(json.dumps(result))
+with open(f"{sys.argv[1]}/{rank}.json", "w") as file:
+    file.write(json.dumps(result))
+mesh.exit_rank(0)
 """
 
 

@@ -161,6 +161,7 @@ def main(folder: str) -> None:
     torch.save(found, Path(folder) / f"rank-{mesh.rank()}.pt")
     mesh.barrier()
     mesh.shutdown()
+    mesh.exit_rank(0)
 
 
 if __name__ == "__main__":
