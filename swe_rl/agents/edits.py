@@ -108,6 +108,15 @@ def replace_function(data: bytes, *, name: str, body: str) -> bytes:
     return bom + result
 
 
+def function_lines(data: bytes, name: str) -> tuple[int, int]:
+    """First and last line, 1-based, of the function that `replace_function` would replace, decorators apart.
+
+    Raises EditError: no or several functions of that name, a file that does not parse.
+    """
+    target = _find_function(_parse_file(data.removeprefix(_BOM), "file"), name)
+    return target.lineno, target.end_lineno or target.lineno
+
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 

@@ -27,19 +27,24 @@ class Replacement:
     last_line: int
 
 
-def replacement_between(path: str, before: str, after: str) -> Replacement | None:
+def replacement_between(
+    path: str, before: str, after: str, *, around: tuple[int, int] | None = None
+) -> Replacement | None:
     """The lines that differ between two contents, with as few around them as make them unique; None when nothing does.
 
-    Only an edit that leaves no text at all has no unique lines around it: then all of `before` is replaced.
+    `around`: first and last line, 1-based, of `before` that are replaced in any case. Only an edit that leaves no text
+    at all has no unique lines around it: then all of `before` is replaced.
     """
     if before == after:
         return None
     old, new = _lines(before), _lines(after)
+    first, last = around or (len(old) + 1, 0)
     start = 0
-    while start < min(len(old), len(new)) and old[start] == new[start]:
+    while start < min(len(old), len(new), first - 1) and old[start] == new[start]:
         start += 1
     tail = 0
-    while tail < min(len(old), len(new)) - start and old[-1 - tail] == new[-1 - tail]:
+    most = min(len(old) - start, len(new) - start, len(old) - last)
+    while tail < most and old[-1 - tail] == new[-1 - tail]:
         tail += 1
     while True:
         text = "".join(old[start : len(old) - tail])

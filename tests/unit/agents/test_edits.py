@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from swe_rl.agents.edits import (
     EditError,
+    function_lines,
     insert_lines,
     num_lines,
     occurrence_lines,
@@ -84,6 +85,14 @@ def test_replace(data: bytes, old: str, new: str, want: bytes) -> None:
 def test_replace_refuses(old: str, new: str, message: str) -> None:
     with pytest.raises(EditError, match=message):
         replace_text(b"ab\nbb", old=old, new=new)
+
+
+def test_function_lines() -> None:
+    data = b"\xef\xbb\xbfimport os\n\n@d\ndef f():\n    return 1\n\nclass A:\n    def g(self): return (\n        2)\n"
+    assert function_lines(data, "f") == (4, 5)
+    assert function_lines(data, "A.g") == function_lines(data, "g") == (8, 9)
+    with pytest.raises(EditError, match="no function h"):
+        function_lines(data, "h")
 
 
 def test_replace_function_keeps_everything_else() -> None:

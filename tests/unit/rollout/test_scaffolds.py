@@ -193,3 +193,23 @@ def test_replacement_between(before: str, after: str, old: str, new: str, first:
     assert (got.old, got.new, got.first_line, got.last_line) == (old, new, first, last)
     assert before.replace(got.old, got.new) == after
     assert replacement_between("f", before, before) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "around", "old", "new", "first", "last"),
+    [
+        ("a\nb\nc\nd\n", "a\nb\nx\nd\n", (2, 3), "b\nc\n", "b\nx\n", 2, 3),
+        ("a\nb\nc\nd\n", "a\nb\nx\nd\n", (1, 2), "a\nb\nc\n", "a\nb\nx\n", 1, 3),  # and all that differs
+        ("a\nb\nb\n", "a\nb\n", (1, 3), "a\nb\nb\n", "a\nb\n", 1, 3),
+        ("a\nb\n", "a\nn\nb\n", (2, 2), "b\n", "n\nb\n", 2, 2),
+        ("d\nb\nd\nc\n", "d\nb\nx\nc\n", (3, 3), "b\nd\nc\n", "b\nx\nc\n", 2, 4),  # a line alone is not unique
+        ("a\nb", "a\nx", (1, 2), "a\nb", "a\nx", 1, 2),
+    ],
+)
+def test_replacement_of_given_lines(
+    before: str, after: str, around: tuple[int, int], old: str, new: str, first: int, last: int
+) -> None:
+    got = replacement_between("f", before, after, around=around)
+    assert got is not None
+    assert (got.old, got.new, got.first_line, got.last_line) == (old, new, first, last)
+    assert before.replace(got.old, got.new) == after
