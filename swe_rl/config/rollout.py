@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from swe_rl.config.agent import AgentConfig
 from swe_rl.config.bounds import Bounds
 from swe_rl.config.trainer import BatchingConfig, TrainerConfig
 from swe_rl.errors import ConfigError
@@ -34,7 +35,8 @@ class EngineConfig:
     replicas: int = 1  # copies of the model, each of tensor_parallel GPUs; colocated: one per training process
     urls: list[str] = field(default_factory=list)  # of servers that are there already, in place of `replicas` own ones
     max_skew: int = 8  # a session leaves its replica when that has so many requests more than the least busy one
-    stall_s: float = 300.0  # a replica that gives no token for so long although it has requests is started anew
+    # A replica that gives no token for so long although it has requests is started anew: less than agent.episode_s.
+    stall_s: float = 120.0
     # Mixtures of experts: the trainer takes the experts that the engine chose, where rounding would choose others.
     router_replay: bool = False
     parity_every: int = 0  # steps between two parity probes; 0: only the one when a phase of rollouts begins
@@ -117,6 +119,15 @@ def validate_engine(cfg: EngineConfig) -> None:
         )
     if cfg.replicas == 1 and len(cfg.urls) < 2 and cfg.max_skew != default.max_skew:
         raise ConfigError("engine.max_skew does nothing with one replica: remove it, or raise engine.replicas")
+
+
+def validate_stall(engine: EngineConfig, agent: AgentConfig) -> None:
+    """A replica that hangs is found before the episodes that wait for it end. ConfigError names both keys."""
+    if engine.backend == "vllm" and engine.stall_s >= agent.episode_s:
+        raise ConfigError(
+            f"engine.stall_s={engine.stall_s:g} must be smaller than agent.episode_s={agent.episode_s:g}, or every "
+            "episode on a replica that hangs runs out of time first: lower the one or raise the other"
+        )
 
 
 def validate_replay(engine: EngineConfig, batching: BatchingConfig, trainer: TrainerConfig) -> None:

@@ -14,7 +14,14 @@ from swe_rl.config.bounds import Bounds
 from swe_rl.config.cluster import ClusterConfig, validate_cluster
 from swe_rl.config.model import ModelConfig, validate_model
 from swe_rl.config.phase import PHASE_GROUPS, PhaseConfig, expand_rounds, validate_phase, validate_pools
-from swe_rl.config.rollout import EngineConfig, RolloutConfig, validate_engine, validate_replay, validate_rollout
+from swe_rl.config.rollout import (
+    EngineConfig,
+    RolloutConfig,
+    validate_engine,
+    validate_replay,
+    validate_rollout,
+    validate_stall,
+)
 from swe_rl.config.sandbox import SandboxConfig, validate_sandbox
 from swe_rl.config.tasks import RewardConfig, TaskConfig, validate_game, validate_reward
 from swe_rl.config.trainer import BatchingConfig, TrainerConfig, validate_trainer
@@ -129,6 +136,7 @@ def validate_groups(cfg: TrainConfig) -> None:
     validate_game(cfg.task, cfg.agent)
     _validate_limits(cfg)
     validate_engine(cfg.engine)
+    validate_stall(cfg.engine, cfg.agent)
     validate_replay(cfg.engine, cfg.batching, cfg.trainer)
     validate_rollout(cfg.rollout, cfg.engine)
     validate_sandbox(cfg.sandbox)

@@ -26,6 +26,8 @@ from swe_rl.types import Completion
 log = logging.getLogger(__name__)
 
 _TAKE_S = 5.0  # longest wait of the driver for requests, so that a lost relay is noticed
+_SEND_TRIES = 4  # of one answer; then the relay is gone, and who waited there has an error by that
+_SEND_PAUSE_S = 0.5  # before the third of them, twice as long before the fourth
 _KINDS: dict[str, type[SweRlError]] = {
     cls.__name__: cls for cls in (EngineDead, EngineError, InvariantError, SandboxUnavailable, ConfigError)
 }
@@ -224,14 +226,30 @@ class PolicyServer:
             self._flush = asyncio.create_task(self._send())
 
     async def _send(self) -> None:
-        from ray.exceptions import RayError
-
         while self._outbox:
             answers, self._outbox = self._outbox, []
-            try:
-                await self._relay.answer.remote(answers)
-            except RayError as err:  # who waited for them has the same error
-                log.warning("%d answers could not be delivered: %s", len(answers), type(err).__name__)
+            if why := await self._undelivered(answers):
+                log.warning("%d answers could not be delivered (%s): they are sent one by one", len(answers), why)
+                for request_id, result in answers:
+                    await self._insist(request_id, result)
+
+    async def _insist(self, request_id: str, result: Answer) -> None:
+        """One answer alone; one that cannot travel is an EngineError of the caller, who would wait for ever."""
+        for attempt in range(_SEND_TRIES):
+            if attempt > 1:
+                await asyncio.sleep(_SEND_PAUSE_S * (attempt - 1))
+            if not (why := await self._undelivered([(request_id, result)])):
+                return
+            result = Failure("EngineError", f"the answer could not be delivered: {why}")
+        log.warning("an answer was given up: %s", result)
+
+    async def _undelivered(self, answers: list[tuple[str, Answer]]) -> str:
+        """Why these did not reach the relay; "" when they did."""
+        try:
+            await self._relay.answer.remote(answers)
+        except Exception as err:  # of Ray, or of what cannot be sent: the other answers have to go on
+            return f"{type(err).__name__}: {err}"[:200]
+        return ""
 
 
 async def _release(policy: Policy, session: str) -> None:

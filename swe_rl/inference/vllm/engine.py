@@ -84,7 +84,9 @@ class VllmEngine:
         self._known: dict[str, tuple[int, list[int]]] = {}  # session -> version and ids that were computed for it
         self._writing = asyncio.Lock()  # held while the stored weights are neither the old nor the new ones
         self._stored = -1  # their version
-        self._location: dict[str, Any] = {}  # where they lie; empty before the first
+        self._location: dict[str, Any] = {}  # where they lie; empty before the first, and when they are wrong
+        self._whole = asyncio.Event()  # not set: the last update left wrong bits, which nobody may load
+        self._whole.set()
         self._numbers = itertools.count()
         self._closed = False
 
@@ -166,6 +168,7 @@ class VllmEngine:
             wrong = await asyncio.to_thread(self._inbox.finish, checksums)
             if wrong:
                 self._location = {}
+                self._whole.clear()
                 await self._pause(abort=False)
             else:
                 held = await asyncio.to_thread(self._inbox.checksums, checksums)
@@ -175,13 +178,16 @@ class VllmEngine:
         return wrong
 
     async def set_rope(self, cfg: ModelConfig) -> None:
-        """Starts the replicas anew when the rotary embedding of the model that trainer and engine share has changed."""
+        """Starts the replicas anew when the rotary embedding of the model that trainer and engine share has changed.
+        Raises EngineError after an update that left wrong bits."""
+        self._check_whole()
         if self._refresh(cfg):
             await self.fleet.start_anew()
 
     async def rest(self) -> None:
         """Leaves the devices to the trainer; the next version of the weights takes them back. No turn may be under
-        way."""
+        way. Raises EngineError after an update that left wrong bits, which starting replicas wait to be replaced."""
+        self._check_whole()
         await self.fleet.rest()
 
     @property
@@ -224,6 +230,10 @@ class VllmEngine:
         if session in self._turns:
             raise EngineError(f"session {session!r} already has a request running")
 
+    def _check_whole(self) -> None:
+        if not self._whole.is_set():
+            raise EngineError("the last update left the engine with wrong weights: publish all of them first")
+
     async def _begin_writing(self) -> None:
         """Takes the stored weights for an update; one that was started and not finished is forgotten."""
         if self._plan is not None:
@@ -252,9 +262,10 @@ class VllmEngine:
     async def _switch(self, version: int, checksums: Mapping[str, int]) -> None:
         """The stored weights are `version` now: into every replica that runs. The others load them when they start."""
         self._location, self._stored = self._store.location(checksums, version=version), version
-        self.fleet.wake_up()
+        self._whole.set()
         await run_all(self._load(place) for place in self.fleet.usable())
         self.policy_version = version
+        self.fleet.wake_up()
         self.counters.weight_updates += 1
 
     async def _run_somewhere(self, turn: TurnProgress) -> None:
@@ -325,12 +336,18 @@ class VllmEngine:
             self.fleet.replace(place, err)
 
     async def _catch_up(self, index: int) -> None:
-        """The stored weights for a replica that has just started, after an update that is under way."""
+        """The stored weights for a replica that has just started, after an update that is under way; after one that
+        left wrong bits it waits for the next."""
         replica = self.replicas[index]
-        async with self._writing:
-            if self._location:
-                await health.watched(replica, replica.load(self._location, version=self._stored))
-            self.fleet.set_usable(index)
+        while True:
+            await self._whole.wait()
+            async with self._writing:
+                if not self._whole.is_set():
+                    continue
+                if self._location:
+                    await health.watched(replica, replica.load(self._location, version=self._stored))
+                self.fleet.set_usable(index)
+                return
 
     def _count(self, turn: TurnProgress) -> None:
         """Counts a finished turn, and remembers what was computed for its session."""

@@ -57,6 +57,7 @@ class Fleet:
         self._changed = asyncio.Event()  # a replica became usable, or was given up
         self._awake = asyncio.Event()  # not set: the trainer has the devices
         self._awake.set()
+        self._resting = False  # nobody is handed out: it is asleep, about to be, or has no weights yet
         self._outage_s, self._outage_since = 0.0, 0.0  # since: 0 while a replica is usable
         self._counted_until = 0.0  # end of what is in _outage_s: no second counts twice, however many replicas lost it
         self._closed = False
@@ -103,9 +104,9 @@ class Fleet:
         self._changed.set()
 
     async def take(self, session: str) -> Place:
-        """A place at a replica, to be given back to the router. Waits while all are being started anew. Raises
-        EngineDead when none will come back."""
-        while (index := self.router.take(session)) is None:
+        """A place at a replica, to be given back to the router. Waits while all are being started anew, and from `rest`
+        until `wake_up`. Raises EngineDead when none will come back."""
+        while (index := None if self._resting else self.router.take(session)) is None:
             if self._closed:
                 raise EngineError("the engine was closed")
             if len(self._given_up) == len(self.replicas):
@@ -156,13 +157,17 @@ class Fleet:
     async def rest(self) -> None:
         """Leaves the devices to the trainer until `wake_up`. What is starting is up first: it could not be stopped
         half way without losing the device's memory."""
-        await asyncio.gather(*self._restarting.values(), return_exceptions=True)
+        self._resting = True
+        while starting := [task for task in self._restarting.values() if not task.done()]:  # one may be lost meanwhile
+            await asyncio.gather(*starting, return_exceptions=True)
         self._awake.clear()
         await run_all(self._sleep(place) for place in self.usable())
 
     def wake_up(self) -> None:
-        """The trainer is done: lost replicas are started again."""
+        """The trainer is done and those that slept have their new weights: lost replicas are started again."""
+        self._resting = False
         self._awake.set()
+        self._changed.set()
 
     async def close(self) -> None:
         """Ends all. Idempotent."""

@@ -23,7 +23,9 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several engines and the trainer share the processors
 }
-
+# Set in this process for its trainer (Megatron's order of sends and products): an engine has no such order to keep, and
+# one queue would make its copies wait for its products.
+TRAINERS_OWN = ("CUDA_DEVICE_MAX_CONNECTIONS",)
 
 CLOSE_S = 5.0  # for the engine's processes to end by themselves
 _STARTING = threading.Lock()
@@ -33,6 +35,8 @@ def prepare_environment(environment: MutableMapping[str, str], *, gpus: list[int
     """What an engine process of ours needs in its environment; `gpus` are those it is to see, [] leaves that open."""
     for key, value in ENVIRONMENT.items():
         environment.setdefault(key, value)
+    for key in TRAINERS_OWN:
+        environment.pop(key, None)
     name_owner(environment)
     if gpus:
         environment[VISIBLE] = visible_devices(gpus)

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from swe_rl.config import BatchingConfig, EngineConfig, RolloutConfig, TrainerConfig
-from swe_rl.config.rollout import ENGINE_BOUNDS, validate_engine, validate_replay, validate_rollout
+from swe_rl.config import AgentConfig, BatchingConfig, EngineConfig, RolloutConfig, TrainerConfig
+from swe_rl.config.rollout import ENGINE_BOUNDS, validate_engine, validate_replay, validate_rollout, validate_stall
+from swe_rl.config.run import TrainConfig, validate_groups
 from swe_rl.errors import ConfigError
 from swe_rl.inference.vllm.opening import check_installed
 from swe_rl.inference.vllm.settings import check_model, engine_args
@@ -136,6 +137,17 @@ def test_replayed_experts_need_rows_that_can_take_them(group: str, key: str, val
     validate_replay(replace(engine, router_replay=False), **groups)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=rf"engine.router_replay=true needs {group}.{key}=.*, it is {value}"):
         validate_replay(engine, **groups)  # type: ignore[arg-type]
+
+
+def test_a_hang_is_found_before_the_episodes_run_out_of_time() -> None:
+    validate_stall(EngineConfig(backend="vllm"), AgentConfig())
+    validate_stall(EngineConfig(), AgentConfig(episode_s=1.0))  # embedded: in this process
+    with pytest.raises(ConfigError, match=r"engine.stall_s=300 must be smaller than agent.episode_s=300,") as caught:
+        validate_stall(EngineConfig(backend="vllm", stall_s=300.0), AgentConfig())
+    assert "\n" not in str(caught.value)
+    cfg = TrainConfig(engine=EngineConfig(backend="vllm"), agent=AgentConfig(episode_s=120.0))
+    with pytest.raises(ConfigError, match=r"engine.stall_s=120 must be smaller than agent.episode_s=120,"):
+        validate_groups(cfg)
 
 
 def test_a_mixture_of_experts_is_refused_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

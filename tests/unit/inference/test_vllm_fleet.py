@@ -15,6 +15,7 @@ from swe_rl.inference.vllm import engine as engine_module
 from swe_rl.inference.vllm import fleet as fleet_module
 from swe_rl.inference.vllm.engine import VllmEngine
 from swe_rl.inference.vllm.requests import ReplicaChunk, ReplicaRequest
+from swe_rl.inference.weight_update import UpdatePlan
 from swe_rl.protocols import OutageClock, SamplingParams
 
 PARAMS = SamplingParams(max_new_tokens=6, stop_ids=(STOP,), seed=0)
@@ -114,6 +115,89 @@ async def test_a_replica_that_is_starting_is_up_before_the_trainer_takes_the_dev
         lose(engine, 0)
         await engine.rest()
         assert replica.events[-3:] == ["start", "load 0", "sleep 2"]
+
+
+async def test_nobody_is_given_a_replica_that_rests_or_has_no_weights_yet() -> None:
+    asleep = asyncio.Event()
+
+    class Slow(FakeReplica):
+        async def sleep(self, level: int) -> None:
+            await super().sleep(level)
+            await asleep.wait()
+
+        async def wake(self, tags: list[str] | None = None) -> None:
+            await super().wake(tags)
+            self.held = -1  # level 2 dropped them
+            await asyncio.sleep(0.02)
+
+    replica = Slow("r0")
+    async with fake_engine(replica, layout="colocated") as engine:
+        await engine.update_weights(WEIGHTS, version=0)
+        rest = asyncio.create_task(engine.rest())
+        await eventually(lambda: replica.events[-1] == "sleep 2")
+        turn = asyncio.create_task(engine.generate([11, 12], PARAMS, session="s"))
+        await asyncio.sleep(0.05)
+        asleep.set()
+        await rest
+        await asyncio.sleep(0.05)
+        assert not replica.requests
+        await engine.update_weights(WEIGHTS, version=1)
+        done = await asyncio.wait_for(turn, timeout=10)
+        assert (done.policy_version, done.policy_version_max) == (1, 1)
+        assert (engine.counters.restarts, engine.counters.stale_replicas) == (0, 0)
+
+
+async def test_a_replica_that_is_lost_while_others_start_is_up_before_the_trainer_takes_the_device() -> None:
+    may_start, second = asyncio.Event(), asyncio.Event()
+
+    class Slow(FakeReplica):
+        async def start(self) -> None:
+            await super().start()
+            if len(self.events) > 1:
+                await (may_start if self.name == "r0" else second).wait()
+
+    replicas = Slow("r0"), Slow("r1")
+    async with fake_engine(*replicas, layout="processes") as engine:
+        await engine.update_weights(WEIGHTS, version=0)
+        lose(engine, 0)
+        await asyncio.sleep(0.02)
+        rest = asyncio.create_task(engine.rest())
+        await asyncio.sleep(0.02)
+        lose(engine, 1)
+        await eventually(lambda: replicas[1].events[-1] == "start")
+        may_start.set()
+        await asyncio.sleep(0.05)
+        assert not rest.done(), "the second one is starting: it takes the device"
+        second.set()
+        await asyncio.wait_for(rest, timeout=10)
+        assert [replica.events[-1] for replica in replicas] == ["sleep 2", "sleep 2"]
+
+
+async def test_a_replica_that_starts_after_an_update_with_wrong_bits_waits_for_the_next_one() -> None:
+    replicas = FakeReplica("r0"), FakeReplica("r1")
+    plan = UpdatePlan(
+        version=1,
+        base_version=None,
+        stream="s",
+        dtype="float32",
+        shapes={name: tuple(tensor.shape) for name, tensor in WEIGHTS.items()},
+    )
+    async with fake_engine(*replicas) as engine:
+        await engine.update_weights(WEIGHTS, version=0)
+        assert await engine.start_weight_update(plan)
+        assert await engine.finish_weight_update(dict.fromkeys(WEIGHTS, 1)) == list(WEIGHTS)
+        lose(engine, 0)
+        await eventually(lambda: replicas[0].events[-1] == "start")
+        turn = asyncio.create_task(engine.generate([11, 12], PARAMS, session="s"))
+        await asyncio.sleep(0.05)
+        assert [place.index for place in engine.fleet.usable()] == [1]
+        with pytest.raises(EngineError, match="publish all of them first"):
+            await engine.rest()
+        await engine.update_weights(WEIGHTS, version=1)
+        await eventually(lambda: len(engine.fleet.usable()) == 2)
+        assert [replica.held for replica in replicas] == [1, 1]
+        assert (await asyncio.wait_for(turn, timeout=10)).policy_version_max == 1
+        assert (engine.counters.restarts, engine.counters.stale_replicas) == (1, 0)
 
 
 async def test_a_replica_that_was_given_up_counts_again_once_all_were_started_anew() -> None:

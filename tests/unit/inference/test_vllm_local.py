@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from swe_rl.inference.vllm.local import LocalReplica
+from swe_rl.inference.vllm.local import LocalReplica, prepare_environment
 from swe_rl.inference.vllm.replica import ReplicaLost
 
 
@@ -90,3 +90,20 @@ async def test_a_start_leaves_the_environment_as_it_was(monkeypatch: pytest.Monk
     before = dict(os.environ)
     await LocalReplica("replica", {}, gpus=[]).start()
     assert dict(os.environ) == before
+
+
+async def test_what_the_trainer_needs_of_cuda_is_not_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One hardware queue is for Megatron's order of sends and products."""
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    seen: list[str | None] = []
+
+    def started(cls: type[FakeLLM], args: object) -> FakeLLM:
+        seen.append(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"))
+        return FakeLLM()
+
+    monkeypatch.setattr(FakeLLM, "from_engine_args", classmethod(started))
+    await LocalReplica("replica", {}, gpus=[]).start()
+    assert seen == [None]
+    assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+    prepare_environment(child := dict(os.environ), gpus=[])
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in child

@@ -74,6 +74,55 @@ async def test_a_bug_of_the_policy_does_not_hang_the_node(relay: tuple[Handle, P
         await asyncio.wait_for(remote.generate([1], PARAMS, session="s"), 5)
 
 
+@pytest.mark.parametrize("failures", [1, 2])
+async def test_an_answer_that_is_not_delivered_is_sent_again_or_an_error_of_its_caller(
+    relay: tuple[Handle, PolicyServer], failures: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller's own call to the relay may be well although the driver's was not: it would wait for ever."""
+    from ray.exceptions import RayError
+
+    handle, server = relay
+    actor, tries = handle._actor, []
+    deliver = actor.answer
+
+    async def answer(answers: list[Any]) -> None:
+        tries.append(len(answers))
+        if len(tries) <= failures:
+            raise RayError("the connection was reset")
+        await deliver(answers)
+
+    monkeypatch.setattr(actor, "answer", answer)
+    remote = RelayedPolicy(handle, server.serve(ScriptedPolicy(["a"] * 4)))
+    asked = asyncio.wait_for(remote.generate([1], PARAMS, session="s"), 5)
+    if failures == 1:
+        assert (await asked).token_ids
+    else:
+        with pytest.raises(EngineError, match="could not be delivered: RayError: the connection was reset"):
+            await asked
+    assert (await asyncio.wait_for(remote.generate([1], PARAMS, session="t"), 5)).token_ids
+
+
+async def test_an_answer_that_cannot_travel_holds_no_other_one_up(
+    relay: tuple[Handle, PolicyServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle, server = relay
+    actor = handle._actor
+    deliver = actor.answer
+
+    async def answer(answers: list[Any]) -> None:
+        if any(getattr(result, "policy_version", 0) == 13 for _, result in answers):
+            raise TypeError("cannot be pickled")
+        await deliver(answers)
+
+    monkeypatch.setattr(actor, "answer", answer)
+    bad, good = (RelayedPolicy(handle, server.serve(ScriptedPolicy(["a"] * 4, version=v))) for v in (13, 1))
+    results = await asyncio.wait_for(
+        asyncio.gather(*(p.generate([1], PARAMS, session=str(p)) for p in (bad, good)), return_exceptions=True), 5
+    )
+    assert isinstance(results[0], EngineError)
+    assert isinstance(results[1], Completion)
+
+
 async def test_a_session_that_cannot_be_released_does_not_end_the_server(relay: tuple[Handle, PolicyServer]) -> None:
     handle, server = relay
 
