@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
-from swe_rl.agents.edits import function_lines, num_lines, replace_function
+from swe_rl.agents.edits import body_lines, num_lines, replace_function
 from swe_rl.agents.formats import ActionFormat
 from swe_rl.agents.rendering import Renderer
 from swe_rl.errors import InvariantError
@@ -96,8 +96,8 @@ class TranslatedDemonstrator:
     def _edit(self, path: str, name: str, body: str) -> ToolCall:
         before = self._files[path]
         after = self._files[path] = replace_function(before, name=name, body=body)
-        # The whole function, not the lines that differ: which line is faulty need not be known to copy what stands there.
-        edit = replacement_between(path, before.decode(), after.decode(), around=function_lines(before, name))
+        # The whole body, not the lines that differ: it can be copied without knowing which line is faulty.
+        edit = replacement_between(path, before.decode(), after.decode(), around=body_lines(before, name))
         if edit is None:  # it edits nothing: there is no such call of these tools
             return look_call(self._toolset, path, 1, num_lines(before))
         return edit_call(self._toolset, edit)
