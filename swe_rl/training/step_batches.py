@@ -49,8 +49,10 @@ def optimizer_steps(
     kept = list(samples)
     if bypasses(algo, cfg.rollout):
         kept = [replace(sample, old_logprobs=sample.rollout_logprobs) for sample in kept]
-    elif len(parts) > 1 or algo.correction in SEQUENCE_CORRECTIONS:
+    elif algo.correction in SEQUENCE_CORRECTIONS:  # may reject any rollout, also one without a gradient
         kept = scored(kept, "old_logprobs", backend.logprobs, cfg, backend=backend)
+    elif len(parts) > 1:
+        kept = _scored_where_moving(kept, cfg, backend=backend)
     if algo.kl_coeff and algo.kl_in == "loss":
         kept = scored(kept, "ref_logprobs", backend.ref_logprobs, cfg, backend=backend)
     rejected = 0
@@ -109,6 +111,15 @@ def scored(
         for sample, found in zip(samples, lists, strict=True)
     ]
     return [replace(sample, **columns) for sample, columns in zip(samples, filled, strict=True)]
+
+
+def _scored_where_moving(samples: Sequence[TrainSample], cfg: TrainConfig, *, backend: Scorer) -> list[TrainSample]:
+    """The samples with old_logprobs: scored where `with_gradient` keeps them, else those of the rollout, for the case
+    that one of them stands for all in some step. Collective."""
+    moving = {id(sample) for sample in with_gradient(samples, cfg.algo)}
+    some = [sample for sample in samples if id(sample) in moving]
+    found = iter(scored(some, "old_logprobs", backend.logprobs, cfg, backend=backend))
+    return [next(found) if id(s) in moving else replace(s, old_logprobs=s.rollout_logprobs) for s in samples]
 
 
 def weigh(samples: Sequence[TrainSample], cfg: TrainConfig) -> list[TrainSample]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from swe_rl.config import AgentConfig, AlgoConfig, BatchingConfig, PhaseConfig, TrainConfig
-from swe_rl.training.step_batches import packed_step, weigh, with_gradient
+from swe_rl.training.step_batches import optimizer_steps, packed_step, weigh, with_gradient
 from swe_rl.training.torch_backend import TorchBackend
 from swe_rl.types import PackedBatch, TrainSample
 
@@ -105,6 +105,38 @@ def test_a_step_without_any_gradient_stays_a_step(make_backend: Callable[..., To
     flat = [masked, *(sample(f"t{i}", 0.0, [3, 9, 4, 5, 6]) for i in range(3))]
     stats = backend.train_step(packed_step(flat, PHASE, cfg, backend=backend), learning_rate=1e-3)
     assert (stats.skipped, stats.policy_version, stats.num_tokens, stats.grad_norm) == (False, 1, 5, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "want"),
+    [({}, ["t1", "t4"]), ({"correction": "sequence_mask"}, ["t0", "t1", "t2", "t3", "t4"])],
+)
+def test_old_logprobs_are_computed_where_something_moves(
+    make_backend: Any, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], want: list[str]
+) -> None:
+    """Elsewhere they are those of the rollout, as nothing compares with them but a step in which nothing moves; a
+    correction that rejects whole rollouts compares all of them."""
+    algo = AlgoConfig(epochs=2, **settings)
+    backend, cfg = make_backend(algo=algo), config(algo)
+    asked: list[str] = []
+    score = backend.logprobs
+
+    def noted(rows: list[PackedBatch]) -> list[torch.Tensor]:
+        asked.extend(name for row in rows for name in row.trajectory_ids)
+        return score(rows)
+
+    monkeypatch.setattr(backend, "logprobs", noted)
+    phase = replace(PHASE, minibatch_size=2)
+    parts = optimizer_steps(samples(), phase, cfg, step=0, backend=backend).parts
+    assert sorted(asked) == want
+    alone = {s.trajectory_id: score(one_row(s))[0].roll(1) for s in samples()}  # rows predict the next token
+    assert sorted(s.trajectory_id for part in parts for s in part) == sorted([f"t{i}" for i in range(5)] * 2)
+    for each in (s for part in parts for s in part):
+        mask = torch.tensor(each.loss_mask)
+        found = torch.tensor(each.old_logprobs)
+        assert found[~mask].count_nonzero() == 0
+        expected = alone[each.trajectory_id] if each.trajectory_id in want else torch.full(mask.shape, -3.0)
+        torch.testing.assert_close(found[mask], expected[mask], rtol=1e-5, atol=1e-6)
 
 
 def test_supervised_phases_keep_rollouts_whatever_their_advantage(make_backend: Callable[..., TorchBackend]) -> None:
