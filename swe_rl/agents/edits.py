@@ -108,16 +108,14 @@ def replace_function(data: bytes, *, name: str, body: str) -> bytes:
     return bom + result
 
 
-def body_lines(data: bytes, name: str) -> tuple[int, int]:
-    """First and last line, 1-based, of what the function that `replace_function` would replace does: its statements
-    behind a docstring that is not all of it.
+def function_lines(data: bytes, name: str) -> tuple[int, int]:
+    """First and last line, 1-based, of the function that `replace_function` would replace, with its decorators.
 
     Raises EditError: no or several functions of that name, a file that does not parse.
     """
     target = _find_function(_parse_file(data.removeprefix(_BOM), "file"), name)
-    has_docstring = ast.get_docstring(target, clean=False) is not None
-    first = target.body[1 if has_docstring and len(target.body) > 1 else 0]
-    return first.lineno, target.end_lineno or target.lineno
+    first = min([target.lineno, *(decorator.lineno for decorator in target.decorator_list)])
+    return first, target.end_lineno or target.lineno
 
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -10,14 +10,22 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
-from swe_rl.agents.edits import body_lines, num_lines, replace_function
+from swe_rl.agents.edits import num_lines, replace_function
 from swe_rl.agents.formats import ActionFormat
 from swe_rl.agents.rendering import Renderer
 from swe_rl.errors import InvariantError
 from swe_rl.protocols import SamplingParams
 from swe_rl.rollout.collector import Collector
 from swe_rl.rollout.journal import RolloutKey
-from swe_rl.tasks.oracle_calls import RUN_TESTS, edit_call, look_call, replacement_between, run_call, submit_call
+from swe_rl.tasks.oracle_calls import (
+    RUN_TESTS,
+    edit_call,
+    look_call,
+    replacement_between,
+    rewrite_calls,
+    run_call,
+    submit_call,
+)
 from swe_rl.types import Completion, Task, ToolCall, Trajectory
 
 
@@ -81,9 +89,12 @@ class TranslatedDemonstrator:
         self._toolset = toolset
         self._files = dict(task.tree)  # as the edits so far have left them
         self._tested = False
+        self._planned: list[ToolCall] = []  # the rest of an edit that takes several calls
 
     def next_call(self, last_observation: str | None, test_passed: bool | None) -> ToolCall:
         """The next action after what was last seen."""
+        if self._planned:
+            return self._planned.pop(0)
         passed = _passed(last_observation or "") if self._tested else None
         call = self._inner.next_call(last_observation, passed)
         self._tested = call.name == "test"
@@ -94,10 +105,15 @@ class TranslatedDemonstrator:
         return run_call(self._toolset, RUN_TESTS if self._tested else call.arguments["command"])
 
     def _edit(self, path: str, name: str, body: str) -> ToolCall:
+        """Takes the function out and writes a new one where the tools can do both: `old_str` would have to repeat the
+        faulty line, where a small policy that knows the right one writes that."""
         before = self._files[path]
+        rewrite = rewrite_calls(self._toolset, path, before, name=name, body=body)
+        if rewrite is not None:
+            first, *self._planned, self._files[path] = *rewrite.calls, rewrite.after
+            return first
         after = self._files[path] = replace_function(before, name=name, body=body)
-        # The whole body, not the lines that differ: it can be copied without knowing which line is faulty.
-        edit = replacement_between(path, before.decode(), after.decode(), around=body_lines(before, name))
+        edit = replacement_between(path, before.decode(), after.decode())
         if edit is None:  # it edits nothing: there is no such call of these tools
             return look_call(self._toolset, path, 1, num_lines(before))
         return edit_call(self._toolset, edit)

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from swe_rl.agents.edits import function_lines, insert_lines
 from swe_rl.types import ToolCall
 
 # The test functions of every test file, one after the other, until one fails.
@@ -27,24 +28,19 @@ class Replacement:
     last_line: int
 
 
-def replacement_between(
-    path: str, before: str, after: str, *, around: tuple[int, int] | None = None
-) -> Replacement | None:
+def replacement_between(path: str, before: str, after: str) -> Replacement | None:
     """The lines that differ between two contents, with as few around them as make them unique; None when nothing does.
 
-    `around`: first and last line, 1-based, of `before` that are replaced in any case. Only an edit that leaves no text
-    at all has no unique lines around it: then all of `before` is replaced.
+    Only an edit that leaves no text at all has no unique lines around it: then all of `before` is replaced.
     """
     if before == after:
         return None
     old, new = _lines(before), _lines(after)
-    first, last = around or (len(old) + 1, 0)
     start = 0
-    while start < min(len(old), len(new), first - 1) and old[start] == new[start]:
+    while start < min(len(old), len(new)) and old[start] == new[start]:
         start += 1
     tail = 0
-    most = min(len(old) - start, len(new) - start, len(old) - last)
-    while tail < most and old[-1 - tail] == new[-1 - tail]:
+    while tail < min(len(old), len(new)) - start and old[-1 - tail] == new[-1 - tail]:
         tail += 1
     while True:
         text = "".join(old[start : len(old) - tail])
@@ -53,6 +49,31 @@ def replacement_between(
         start, tail = max(start - 1, 0), max(tail - 1, 0)
     changed = "".join(new[start : len(new) - tail])
     return Replacement(path=path, old=text, new=changed, first_line=start + 1, last_line=len(old) - tail)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewrite:
+    """A function written anew, in several calls."""
+
+    calls: list[ToolCall]
+    after: bytes  # the file when all have been made
+
+
+def rewrite_calls(toolset: str, path: str, before: bytes, *, name: str, body: str) -> Rewrite | None:
+    """Takes a function out, from its `def` to its `return`, and puts `body` at the top of the file: no call repeats
+    what is in it. None where the tools have no editor that inserts, and for a function that is a method, has decorators or
+    goes on behind the first `return` that is not in a block."""
+    lines = before.splitlines(keepends=True)
+    starts = [i for i, line in enumerate(lines, 1) if line.startswith(f"def {name}(".encode())]
+    ends = [i for i, line in enumerate(lines, 1) if line.startswith(b"    return") and starts and i > starts[0]]
+    if toolset not in _EDITORS or len(starts) != 1 or not ends or (starts[0], ends[0]) != function_lines(before, name):
+        return None
+    rest = b"".join(lines[: starts[0] - 1] + lines[ends[0] :])
+    text = body.strip("\n") + "\n\n\n"
+    arguments = {"command": "insert", "path": path, "insert_line": "0", "new_str": text}
+    take_out = run_call(toolset, f"sed -i '/^def {name}(/,/^    return/d' {shlex.quote(path)}")
+    write = ToolCall(name=_EDITORS[toolset], arguments=arguments)
+    return Rewrite(calls=[take_out, write], after=insert_lines(rest, after=0, text=text))
 
 
 def _lines(text: str) -> list[str]:

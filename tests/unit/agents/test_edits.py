@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from swe_rl.agents.edits import (
     EditError,
-    body_lines,
+    function_lines,
     insert_lines,
     num_lines,
     occurrence_lines,
@@ -87,16 +87,12 @@ def test_replace_refuses(old: str, new: str, message: str) -> None:
         replace_text(b"ab\nbb", old=old, new=new)
 
 
-def test_body_lines() -> None:
-    data = b'\xef\xbb\xbfimport os\n\n@d\ndef f(\n  a):\n    """One\n    two."""\n    b = a\n    return (b,\n  2)\n'
-    assert body_lines(data, "f") == (8, 10)
-    data = b"class A:\n    def g(self): return (\n        2)\n    def h(self):\n        'only this'\n"
-    data += b"    async def i(self):\n        if 1:\n            pass"
-    assert body_lines(data, "A.g") == body_lines(data, "g") == (2, 3)
-    assert body_lines(data, "h") == (5, 5)
-    assert body_lines(data, "i") == (7, 8)
-    with pytest.raises(EditError, match="no function j"):
-        body_lines(data, "j")
+def test_function_lines() -> None:
+    data = b"\xef\xbb\xbfimport os\n\n@d\ndef f():\n    return 1\n\nclass A:\n    def g(self): return (\n        2)"
+    assert function_lines(data, "f") == (3, 5)
+    assert function_lines(data, "A.g") == function_lines(data, "g") == (8, 9)
+    with pytest.raises(EditError, match="no function h"):
+        function_lines(data, "h")
 
 
 def test_replace_function_keeps_everything_else() -> None:

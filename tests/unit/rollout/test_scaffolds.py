@@ -32,7 +32,7 @@ from swe_rl.sandbox import SandboxPool, open_sandbox
 from swe_rl.tasks import load_tasks
 from swe_rl.tasks.minirepo.demonstrator import Demonstrator as MinirepoDemonstrator
 from swe_rl.tasks.oracle import OracleDemonstrator
-from swe_rl.tasks.oracle_calls import replacement_between
+from swe_rl.tasks.oracle_calls import replacement_between, rewrite_calls
 from swe_rl.training.torch_backend import TorchBackend
 from swe_rl.types import SandboxSpec, StopReason, Task, ToolCall, Trajectory
 
@@ -195,21 +195,44 @@ def test_replacement_between(before: str, after: str, old: str, new: str, first:
     assert replacement_between("f", before, before) is None
 
 
+FIRST = "def f(a):\n    if a:\n        return 1\n    return 2\n"
+EDITOR_SHELL = {"r2e": ("file_editor", "execute_bash", "cmd"), "sweagent": ("str_replace_editor", "bash", "command")}
+SECOND = "\n\ndef g(b):\n    return b\n"
+
+
+@pytest.mark.parametrize("toolset", ["r2e", "sweagent"])
+@pytest.mark.parametrize(("before", "left"), [(FIRST + SECOND, SECOND), (SECOND + FIRST, SECOND), (FIRST[:-1], "")])
+async def test_a_function_is_taken_out_and_written_anew(
+    toolset: str, before: str, left: str, tasks: list[Task], nano: tuple[Any, Any], tmp_path: Path
+) -> None:
+    """The calls do in a sandbox what they are said to do."""
+    body = "def f(a):\n    return 3"
+    rewrite = rewrite_calls(toolset, "m.py", before.encode(), name="f", body=body)
+    assert rewrite is not None
+    assert rewrite.after.decode() == body + "\n\n\n" + left
+    editor, shell, key = EDITOR_SHELL[toolset]
+    create = ToolCall(name=editor, arguments={"command": "create", "path": "m.py", "file_text": before})
+    calls = iter([create, *rewrite.calls, ToolCall(name=shell, arguments={key: "cat m.py"})])
+
+    class Script:
+        def next_call(self, last_observation: str | None, test_passed: bool | None) -> ToolCall:
+            return next(calls, ToolCall(name="finish" if toolset == "r2e" else "submit", arguments={}))
+
+    (got,) = await play(config(toolset, "xml"), tasks[:1], nano[1], tmp_path, lambda task: Script())
+    assert got.stop_reason is StopReason.SUBMITTED
+    assert rewrite.after.decode().strip() in got.turns[3].observation
+
+
 @pytest.mark.parametrize(
-    ("before", "after", "around", "old", "new", "first", "last"),
+    ("toolset", "before"),
     [
-        ("a\nb\nc\nd\n", "a\nb\nx\nd\n", (2, 3), "b\nc\n", "b\nx\n", 2, 3),
-        ("a\nb\nc\nd\n", "a\nb\nx\nd\n", (1, 2), "a\nb\nc\n", "a\nb\nx\n", 1, 3),  # and all that differs
-        ("a\nb\nb\n", "a\nb\n", (1, 3), "a\nb\nb\n", "a\nb\n", 1, 3),
-        ("a\nb\n", "a\nn\nb\n", (2, 2), "b\n", "n\nb\n", 2, 2),
-        ("d\nb\nd\nc\n", "d\nb\nx\nc\n", (3, 3), "b\nd\nc\n", "b\nx\nc\n", 2, 4),  # a line alone is not unique
-        ("a\nb", "a\nx", (1, 2), "a\nb", "a\nx", 1, 2),
+        ("bash", FIRST),  # no editor
+        ("r2e", "class A:\n    def f(self):\n        return 1\n"),
+        ("r2e", "@d\n" + FIRST),
+        ("r2e", "def f(a):\n    return 1\n    return 2\n"),
+        ("r2e", "def f(a):\n    yield 1\n\n\ndef g():\n    return 1\n"),
+        ("r2e", FIRST + FIRST),
     ],
 )
-def test_replacement_of_given_lines(
-    before: str, after: str, around: tuple[int, int], old: str, new: str, first: int, last: int
-) -> None:
-    got = replacement_between("f", before, after, around=around)
-    assert got is not None
-    assert (got.old, got.new, got.first_line, got.last_line) == (old, new, first, last)
-    assert before.replace(got.old, got.new) == after
+def test_other_functions_are_not_rewritten(toolset: str, before: str) -> None:
+    assert rewrite_calls(toolset, "m.py", before.encode(), name="f", body="def f(a):\n    return 3") is None
