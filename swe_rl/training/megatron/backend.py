@@ -221,7 +221,8 @@ class MegatronBackend(ReferenceScores):
             key: self.masters.full(partial(self._moment, key), keep=chosen, on_host=True) for key in MOMENTS if first
         }
         optimizer: dict[str, dict[str, Tensor]] = {}
-        for name in (name for unit in self.exchange.units()[chosen] for name in unit.hf):
+        parameters = self.exchange.parameters
+        for name in (name for group in parameters.groups[chosen] for name in parameters.names(group)):
             found = {key: tensors[name] for key, tensors in moments.items()}
             optimizer[name] = {"step": first["step"].clone(), **found} if first else {}
         return {
@@ -246,17 +247,17 @@ class MegatronBackend(ReferenceScores):
         if set(found) != set(state["model"]):
             raise CheckpointError("the optimiser state in the checkpoint belongs to a different model")
         for part in self.parts:
-            states = [found[name] for name in part.unit.hf]
-            if not all(states):
+            states = {name: found[name] for name in self.exchange.parameters.names([part.unit])}
+            if not all(states.values()):
                 self.optimizer.set_state(part, {})
                 continue
-            if any(set(each) != {"step", *MOMENTS} for each in states):
-                raise CheckpointError(f"the optimiser state of {part.unit.hf[0]} is not AdamW's")
-            cut = {
-                name: self.masters.shard_of(part, self.exchange.own(part.unit, [each[name] for each in states]))
-                for name in MOMENTS
-            }
-            self.optimizer.set_state(part, {"step": states[0]["step"], **cut})
+            if any(set(each) != {"step", *MOMENTS} for each in states.values()):
+                raise CheckpointError(f"the optimiser state of {min(states)} is not AdamW's")
+            cut: dict[str, Tensor] = {}
+            for key in MOMENTS:
+                moments = {name: each[key] for name, each in states.items()}
+                cut[key] = self.masters.shard_of(part, self.exchange.own_of(part.unit, moments))
+            self.optimizer.set_state(part, {"step": next(iter(states.values()))["step"], **cut})
         self.step = int(state["step"])
         self.policy_version = int(state["policy_version"])
         self.num_skipped_steps = int(state["num_skipped_steps"])

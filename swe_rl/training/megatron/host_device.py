@@ -1,8 +1,9 @@
 """megatron-core on a machine without a GPU: its own modules and schedules, on tensors in host memory, over gloo.
 
 megatron-core names CUDA outright in places that have nothing to do with a GPU (the device of a counter, a synchronise
-after a send). `install` gives its modules another `torch` that answers for these few names and is torch otherwise; no
-other module of the process sees it. It is for tests and small models: what it proves is arithmetic, not speed.
+after a send, a stream beside for a copy to the host), and gathers shares of unequal sizes, which gloo refuses.
+`install` gives its modules another `torch` that answers for these few names and is torch otherwise; no other module of
+the process sees it. It is for tests and small models: what it proves is arithmetic, not speed.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 FACTORIES = ("zeros", "ones", "empty", "tensor", "full", "arange", "zeros_like", "empty_like", "ones_like", "randn")
 USED = (  # modules that ask for CUDA on the way of a step, and are not all imported by the model itself
     "megatron.core.parallel_state",
     "megatron.core.models.gpt",
+    "megatron.core.models.gpt.gpt_layer_specs",
     "megatron.core.pipeline_parallel.schedules",
     "megatron.core.tensor_parallel.random",
 )
@@ -53,13 +57,67 @@ class _HostCuda(ModuleType):
     def empty_cache(self) -> None:
         """Nothing is cached."""
 
+    def Stream(self, *_: Any, **__: Any) -> _HostStream:
+        """There is one order of things, that of the program."""
+        return _HostStream()
+
+    def current_stream(self, *_: Any) -> _HostStream:
+        return _HostStream()
+
+    def stream(self, _: Any) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+class _HostStream:
+    """A stream, and an event of one: what was asked for is done already."""
+
+    def wait_stream(self, _: Any) -> None:
+        """Nothing is ahead of anything."""
+
+    def record_event(self) -> _HostStream:
+        return self
+
+    def synchronize(self) -> None:
+        """Everything on a CPU is done when its call returns."""
+
+
+class _GlooDistributed(ModuleType):
+    """torch.distributed, where ranks may bring shares of unequal sizes, as NCCL allows."""
+
+    def __init__(self) -> None:
+        super().__init__("torch.distributed")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(dist, name)
+
+    def all_gather(self, parts: list[Tensor], own: Tensor, group: Any = None) -> None:
+        rows = max(len(part) for part in parts)
+        padded = own.new_zeros(rows, *own.shape[1:])
+        padded[: len(own)] = own
+        found = [torch.empty_like(padded) for _ in parts]
+        dist.all_gather(found, padded, group=group)
+        for part, each in zip(parts, found, strict=True):
+            part.copy_(each[: len(part)])
+
+    def reduce_scatter(self, own: Tensor, parts: list[Tensor], group: Any = None) -> None:
+        whole = torch.cat(parts)
+        dist.all_reduce(whole, group=group)
+        own.copy_(whole.split([len(part) for part in parts])[dist.get_rank(group)])
+
+    def all_to_all_single(
+        self, out: Tensor, own: Tensor, output_split_sizes: Any = None, input_split_sizes: Any = None, group: Any = None
+    ) -> None:
+        """Sizes may be tensors: on a GPU they are copied to the host first, as arrays."""
+        to, of = (None if sizes is None else list(map(int, sizes)) for sizes in (output_split_sizes, input_split_sizes))
+        dist.all_to_all_single(out, own, to, of, group=group)
+
 
 class _HostTorch(ModuleType):
     """torch, with device="cuda" read as "cpu"."""
 
     def __init__(self) -> None:
         super().__init__("torch")
-        self.cuda = _HostCuda()
+        self.cuda, self.distributed = _HostCuda(), _GlooDistributed()
         for name in FACTORIES:
             setattr(self, name, _on_host(getattr(torch, name)))
 

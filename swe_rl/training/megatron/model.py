@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swe_rl.config import TrainerConfig
-from swe_rl.errors import ConfigError
 from swe_rl.models.rope import rope_from_config
 from swe_rl.training.megatron import host_device
 from swe_rl.training.megatron.core_attention import layer_spec
+from swe_rl.training.megatron.experts import expert_options, use_router
 from swe_rl.training.megatron.grid import Grid
 from swe_rl.training.megatron.norm import RowNorm
 from swe_rl.training.planning.shapes import ModelShape
@@ -31,26 +31,15 @@ def build_stage(hf_config: Any, shape: ModelShape, grid: Grid, cfg: TrainerConfi
     """The model of this process: its stage, uninitialised, in `dtype`. ConfigError for a model that does not fit."""
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 
-    if shape.num_experts:
-        raise ConfigError(
-            f"model.name: a {shape.family} is a mixture of experts, which trainer.backend=megatron does not train: its "
-            "experts are one tensor in transformers' model and many in its files, choose a dense model"
-        )
     grid.layout.check(shape)
     config = transformer_config(hf_config, shape, grid, cfg, dtype=dtype)
-    spec = layer_spec(
-        rope=rope_from_config(hf_config),
-        attention_impl=cfg.attention,
-        qk_layernorm=shape.qk_norm,
-        normalization="RMSNorm",
-    )
-    _use_row_norm(spec, qk_norm=shape.qk_norm)
     stage, last = grid.pipeline.rank, grid.pipeline.size - 1
     count = get_num_layers_to_build(config, None, stage)
+    specs = [_layer(hf_config, shape, cfg, layer) for layer in range(stage * count, (stage + 1) * count)]
     with host_device.building():
         model = gpt_class()(
             config,
-            TransformerBlockSubmodules(layer_specs=[spec] * count, layer_norm=RowNorm),
+            TransformerBlockSubmodules(layer_specs=specs, layer_norm=RowNorm),
             grid.layout.padded_vocab(shape.vocab),
             max_sequence_length=hf_config.max_position_embeddings,
             position_embedding_type="none",
@@ -66,6 +55,9 @@ def transformer_config(hf: Any, shape: ModelShape, grid: Grid, cfg: TrainerConfi
     from megatron.core.transformer import TransformerConfig
 
     options: dict[str, Any] = {}
+    if shape.num_experts:
+        options = expert_options(hf, shape.num_layers, shape.dense_layers)
+        options |= {"expert_model_parallel_size": grid.expert.size, "expert_tensor_parallel_size": grid.tensor.size}
     if cfg.activation_checkpointing:
         options |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     return TransformerConfig(
@@ -83,7 +75,7 @@ def transformer_config(hf: Any, shape: ModelShape, grid: Grid, cfg: TrainerConfi
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,
         variable_seq_lengths=True,  # rows are as long as their documents
-        moe_token_dispatcher_type="alltoall",  # which alone allows that, although there are no experts
+        moe_token_dispatcher_type="alltoall",  # which alone allows that, experts or not
         gated_linear_unit=True,
         activation_func=F.silu,
         normalization="RMSNorm",
@@ -101,6 +93,21 @@ def transformer_config(hf: Any, shape: ModelShape, grid: Grid, cfg: TrainerConfi
         perform_initialization=False,  # weights are loaded
         **options,
     )
+
+
+def _layer(hf: Any, shape: ModelShape, cfg: TrainerConfig, layer: int) -> Any:
+    """The spec of one layer, by its number in the whole model."""
+    spec = layer_spec(
+        rope=rope_from_config(hf),
+        attention_impl=cfg.attention,
+        qk_layernorm=shape.qk_norm,
+        normalization="RMSNorm",
+        num_experts=shape.num_experts if shape.has_experts(layer) else None,
+    )
+    _use_row_norm(spec, qk_norm=shape.qk_norm)
+    if shape.has_experts(layer):
+        use_router(spec, normalize=hf.norm_topk_prob)
+    return spec
 
 
 def _use_row_norm(spec: Any, *, qk_norm: bool) -> None:

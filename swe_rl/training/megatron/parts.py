@@ -10,10 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from swe_rl.errors import CheckpointError, InvariantError
+from swe_rl.errors import InvariantError
 from swe_rl.training.megatron.convert_split import hf_shapes, join, part_shape, split
 from swe_rl.training.megatron.convert_units import EMBEDDING, HEAD, Unit, places, units
 from swe_rl.training.megatron.grid import Axis, Grid
+from swe_rl.training.megatron.parameters import Parameters
 from swe_rl.training.planning.shapes import ModelShape
 
 
@@ -65,7 +66,7 @@ class Exchange:
     """Values of parts (weights, gradients, moments) to Hugging Face tensors and back, one unit at a time."""
 
     def __init__(self, parts: Sequence[Part], shape: ModelShape, grid: Grid) -> None:
-        self.shape, self.grid = shape, grid
+        self.shape, self.grid, self.parameters = shape, grid, Parameters(shape)
         self._own = {part.unit.hf: part for part in parts if not part.tied_copy}
 
     def whole(self, unit: Unit, value: Tensor | None, *, dtype: torch.dtype) -> list[Tensor]:
@@ -97,10 +98,6 @@ class Exchange:
             dist.broadcast(tensor, src=dist.get_global_rank(axis.group, home), group=axis.group)
         return sent
 
-    def units(self) -> list[Unit]:
-        """All units of the model, wherever they lie, in one order on every rank."""
-        return list(units(self.shape))
-
     def part(self, unit: Unit) -> Part | None:
         """The parameter that a unit has here; None where another stage or expert rank has it."""
         return self._own.get(unit.hf)
@@ -110,13 +107,6 @@ class Exchange:
         return split(unit, tensors, self.shape, self.grid.layout)[self.grid.tensor.rank]
 
     def own_of(self, unit: Unit, weights: Mapping[str, Tensor]) -> Tensor:
-        """As `own`, by name. CheckpointError when a name is missing or a shape is another."""
-        found = []
-        for name, size in zip(unit.hf, hf_shapes(unit, self.shape), strict=True):
-            if name not in weights:
-                raise CheckpointError(f"the checkpoint lacks weights of this model, for example {name}")
-            if tuple(weights[name].shape) != size:
-                shapes = f"{tuple(weights[name].shape)} in the checkpoint, {size} in this model"
-                raise CheckpointError(f"{name} has shape {shapes}")
-            found.append(weights[name])
-        return self.own(unit, found)
+        """As `own`, out of parameters of transformers' model. CheckpointError when one is missing or of another
+        shape."""
+        return self.own(unit, [self.parameters.take(weights, name) for name in unit.hf])

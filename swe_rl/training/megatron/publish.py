@@ -17,7 +17,6 @@ from torch import Tensor
 from swe_rl.inference.weight_update import WeightBucket, WeightPiece
 from swe_rl.ops.weight_delta import BLOCK
 from swe_rl.training import mesh
-from swe_rl.training.megatron.convert_split import hf_shapes
 from swe_rl.training.megatron.convert_units import Unit
 from swe_rl.training.weight_source import LocalShard, Slice, SyncTotals, WeightSource
 
@@ -32,14 +31,16 @@ class ReplicaWeightSource(WeightSource):
     def __init__(self, backend: MegatronBackend, *, dtype: str, bucket_bytes: int, remember: bool) -> None:
         super().__init__({}, dtype=dtype, bucket_bytes=bucket_bytes, remember=False)
         self.backend, self.sharded = backend, mesh.world_size() > 1
-        units = backend.exchange.units()
-        sizes = {unit.hf: dict(zip(unit.hf, hf_shapes(unit, backend.shape), strict=True)) for unit in units}
-        self.shapes = {name: shape for found in sizes.values() for name, shape in found.items()}
+        parameters = backend.exchange.parameters
+        self.shapes, self._spans = parameters.shapes, parameters.spans
+        units = [unit for group in parameters.groups for unit in group]
+        counts = {name: math.prod(size) for name, size in parameters.sizes.items()}
         room = bucket_bytes // self.dtype.itemsize
-        self.unit_plan = unit_buckets(units, [sum(map(math.prod, sizes[unit.hf].values())) for unit in units], room)
+        self.unit_plan = unit_buckets(units, [sum(counts[name] for name in unit.hf) for unit in units], room)
+        self._kept: dict[str, Tensor] = {}  # what the engines hold of this rank's shares, by the names of files
         if remember:
-            shares = {name: own_share(math.prod(shape)) for name, shape in self.shapes.items()}
-            self._sent = {
+            shares = {name: own_share(count) for name, count in counts.items()}
+            self._kept = {
                 name: torch.empty(share.stop - share.start, dtype=self.dtype, device=backend.device)
                 for name, share in shares.items()
             }
@@ -55,7 +56,9 @@ class ReplicaWeightSource(WeightSource):
             elif delta:
                 yield WeightBucket(tuple(own))
             else:
-                yield WeightBucket(tuple(WeightPiece(name=n, first=0, values=t) for n, t in tensors.items()))
+                spans = {name: self._spans[name] for name in tensors}
+                whole = (WeightPiece(name=at.name, first=at.first, values=tensors[name]) for name, at in spans.items())
+                yield WeightBucket(tuple(whole))
         self._add_up(totals)
 
     @torch.no_grad()
@@ -71,12 +74,14 @@ class ReplicaWeightSource(WeightSource):
 
     def _share(self, name: str, tensor: Tensor, totals: SyncTotals, delta: bool) -> WeightPiece | None:
         """The piece of this rank's share, compared and counted."""
-        share = own_share(len(tensor))
-        size, shape = share.stop - share.start, self.shapes[name]
-        self.shards[name] = LocalShard(tensor[share], share.start, shape, size)
-        piece = self._piece(Slice(name, 0, size), totals, delta=delta)
+        at, share = self._spans[name], own_share(len(tensor))
+        size, shape, first = share.stop - share.start, self.shapes[at.name], at.first + share.start
+        if self._kept:
+            self._sent = {at.name: self._kept[name]}
+        self.shards[at.name] = LocalShard(tensor[share], first, shape, size)
+        piece = self._piece(Slice(at.name, 0, size), totals, delta=delta)
         # Kept, its values would be a view that holds the whole tensor: after the last bucket, the whole model.
-        self.shards[name] = LocalShard(tensor.new_empty(0), share.start, shape, size)
+        self.shards[at.name] = LocalShard(tensor.new_empty(0), first, shape, size)
         return piece
 
 

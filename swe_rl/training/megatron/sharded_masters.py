@@ -24,7 +24,7 @@ from swe_rl.training.megatron.parts import Exchange, Part
 from swe_rl.training.module_norms import module_group
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-EVERY, NONE = slice(None), slice(0)  # of the units of a model
+EVERY, NONE = slice(None), slice(0)  # of the groups of units of a model
 
 
 class ShardedMasters:
@@ -72,17 +72,19 @@ class ShardedMasters:
     def full(
         self, value_of: Callable[[Part], Tensor], *, keep: slice = EVERY, on_host: bool = False
     ) -> dict[str, Tensor]:
-        """Full tensors by Hugging Face name from this rank's shards, which value_of gives; gathered unit by unit, of
-        which this rank keeps some and in the others only takes part. Collective."""
+        """Full tensors by the names of transformers' model from this rank's shards, which value_of gives; gathered unit
+        by unit, of whose groups this rank keeps some and in the others only takes part. Collective."""
         found: dict[str, Tensor] = {}
-        units = self.exchange.units()
-        kept = range(len(units))[keep]
-        for number, unit in enumerate(units):
-            part = self.exchange.part(unit)
-            value = None if part is None else self.whole_of(part, value_of(part))
-            tensors = self.exchange.whole(unit, value, dtype=self.wide)
-            if number in kept:
-                found |= zip(unit.hf, (t.cpu() if on_host else t for t in tensors), strict=True)
+        parameters = self.exchange.parameters
+        kept = range(len(parameters.groups))[keep]
+        for number, group in enumerate(parameters.groups):
+            for unit in group:
+                part = self.exchange.part(unit)
+                value = None if part is None else self.whole_of(part, value_of(part))
+                tensors = self.exchange.whole(unit, value, dtype=self.wide)
+                if number in kept:
+                    for name, tensor in zip(unit.hf, tensors, strict=True):
+                        parameters.put(found, name, tensor.cpu() if on_host else tensor)
         return found
 
     def of(self, part: Part) -> Tensor:

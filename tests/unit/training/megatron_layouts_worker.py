@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from swe_rl.batching.packing import pack_row
 from swe_rl.config import AlgoConfig, TrainerConfig
@@ -44,11 +44,18 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 128,
     "use_cache": False,
 }
+EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 28}
 CONFIGS = {
     "nano": Qwen3Config(**{**SIZES, "num_hidden_layers": 2}, head_dim=12, tie_word_embeddings=True),
     "qwen3": Qwen3Config(**SIZES, head_dim=12, tie_word_embeddings=False),
     "qwen2": Qwen2Config(**SIZES, tie_word_embeddings=False),
     "llama": LlamaConfig(**SIZES, tie_word_embeddings=True),
+    "moe": Qwen3MoeConfig(
+        **{**SIZES, "num_hidden_layers": 3}, **EXPERTS, head_dim=12, norm_topk_prob=True, mlp_only_layers=[1]
+    ),
+    "moe-even": Qwen3MoeConfig(
+        **SIZES, **EXPERTS, head_dim=12, norm_topk_prob=False, mlp_only_layers=[], tie_word_embeddings=True
+    ),
 }
 ALGO = AlgoConfig(clip_low=CLIP_LOW, clip_high=CLIP_HIGH)
 
@@ -89,6 +96,10 @@ def model_of(family: str, dtype: torch.dtype) -> Any:
                 torch.nn.init.uniform_(parameter, 0.5, 1.5)
             elif "bias" in name:
                 torch.nn.init.normal_(parameter, std=0.1)
+            elif "mlp.gate.weight" in name:  # tokens differ in their experts, and none nearly ties
+                torch.nn.init.normal_(parameter, std=0.5)
+            elif "mlp.experts" in name:
+                torch.nn.init.normal_(parameter, std=0.05)
     return model.to(dtype)
 
 
@@ -98,14 +109,24 @@ def exact(norm: Any, x: Tensor) -> Tensor:
     return scaled
 
 
+def exact_router(router: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """transformers' router without its rounding to fp32."""
+    logits = F.linear(hidden.reshape(-1, router.hidden_dim), router.weight)
+    values, chosen = torch.topk(torch.softmax(logits, dim=-1), router.top_k, dim=-1)
+    return logits, values / values.sum(-1, keepdim=True) if router.norm_topk_prob else values, chosen
+
+
 def reference_model(family: str, dtype: torch.dtype) -> Any:
-    """The same, in fp64 really so: transformers computes norms and eager attention's softmax in fp32."""
+    """The same, in fp64 really so: transformers computes norms, routers and eager attention's softmax in fp32."""
     model = model_of(family, dtype)
     if dtype == torch.float64:
         model.set_attn_implementation("sdpa")
+        model.set_experts_implementation("eager")  # the other ones have no fp64
         for module in model.modules():
             if type(module).__name__.endswith("RMSNorm"):
                 module.forward = partial(exact, module)
+            elif type(module).__name__.endswith("TopKRouter"):
+                module.forward = partial(exact_router, module)
     return model
 
 

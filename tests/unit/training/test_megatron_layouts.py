@@ -50,11 +50,20 @@ CASES = [
     case("cp2-pp2", "qwen2", 4, **{C: 2, P: 2}),
     case("tp2-single", "llama", 2, "float32", **{T: 2}),
     case("one-single", "qwen3", 1, "float32"),
+    case("experts-one", "moe", 1),
+    case("experts-ep2", "moe", 2, **{E: 2}),
+    case("experts-ep2-cp2", "moe", 2, **{E: 2, C: 2}),
+    case("experts-ep2-tp2-from-files", "moe", 4, stream=True, **{E: 2, T: 2}),
+    case("experts-ep2-dp2-recompute", "moe-even", 4, **{E: 2, "activation_checkpointing": True}),
+    case("experts-ep2-pp2-tied", "moe-even", 4, **{E: 2, P: 2}),
+    case("experts-ep2-single", "moe", 2, "float32", **{E: 2}),
 ]
 MOVES = [  # a checkpoint of one layout in another
     case("tp2-to-dp2", "nano", 2, from_="tp2"),
     case("dp4-to-pp2", "qwen2", 2, from_="dp4-offload", **{P: 2}),
     case("cp2-to-tp2", "llama", 2, from_="cp2", **{T: 2}),
+    case("experts-tp2-to-ep2", "moe", 2, from_="experts-ep2-tp2-from-files", **{E: 2}),
+    case("experts-pp2-to-dp2", "moe-even", 2, from_="experts-ep2-pp2-tied"),
 ]
 
 
