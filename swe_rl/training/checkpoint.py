@@ -13,10 +13,10 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -25,6 +25,7 @@ from torch import Tensor
 from swe_rl.errors import CheckpointError
 from swe_rl.training import mesh
 
+X = TypeVar("X")
 FOLDER = "checkpoints"
 FORMAT = 1
 WHOLE = "optimizer.pt"
@@ -64,21 +65,24 @@ def save(
     if len(files) == 1:
         files = {0: WHOLE}
 
-    def write() -> None:
+    def write() -> dict[str, int]:
+        written: dict[str, int] = {}
         if mesh.is_main():
-            _write_model(_writing(final), backend_state["model"], model_config, tokenizer)
+            written = _write_model(_writing(final), backend_state["model"], model_config, tokenizer)
         if name := files.get(mesh.rank()):
             if not _writing(final).is_dir():
                 raise OSError(f"rank {mesh.rank()} does not see what rank 0 has begun: {SHARED}")
             torch.save(backend_state["optimizer"], _writing(final) / name)
             _fsync(_writing(final) / name)
+            written[name] = (_writing(final) / name).stat().st_size
+        return written
 
     def finish() -> None:
-        _finish(final, backend_state, counters or {}, files.values())
+        _finish(final, backend_state, counters or {}, {name: size for own in written for name, size in own.items()})
         _prune(folder, keep=keep, just_written=final)
 
     _all_or_error(final, lambda: _fresh(final) if mesh.is_main() else None)
-    _all_or_error(final, write)
+    written = _all_or_error(final, write)
     _all_or_error(final, lambda: finish() if mesh.is_main() else None)
     return final
 
@@ -88,16 +92,19 @@ def part_name(rank: int, *, of: int) -> str:
     return f"optimizer-{rank + 1:05d}-of-{of:05d}.pt"
 
 
-def _all_or_error(final: Path, work: Callable[[], object]) -> None:
-    """Does this rank's work. CheckpointError on every rank if the disk refused on one. Collective."""
+def _all_or_error(final: Path, work: Callable[[], X]) -> list[X]:
+    """Does this rank's work; what all ranks' returned. CheckpointError on every rank if the disk refused on one.
+    Collective."""
     problem: Exception | None = None
+    results: list[X] = []
     try:
-        work()
+        results = [work()]
     except Exception as err:  # torch and safetensors each raise their own kinds for a full disk
         problem = err
-    said = mesh.gather_objects([] if problem is None else [" ".join(str(problem).split())[:200]])
-    if said:
-        raise CheckpointError(f"cannot write checkpoint {final}: {said[0]}") from problem
+    said = mesh.gather_objects([(results, None if problem is None else " ".join(str(problem).split())[:200])])
+    if wrong := [words for _, words in said if words is not None]:
+        raise CheckpointError(f"cannot write checkpoint {final}: {wrong[0]}") from problem
+    return [result for results, _ in said for result in results]
 
 
 def latest(run_dir: str | Path) -> Path | None:
@@ -159,25 +166,35 @@ def export(
     return final
 
 
-def _finish(final: Path, backend_state: Mapping[str, Any], counters: Mapping[str, Any], parts: Iterable[str]) -> None:
-    """Names and sizes of what was written, and the checkpoint is there."""
+def _finish(
+    final: Path, backend_state: Mapping[str, Any], counters: Mapping[str, Any], files: Mapping[str, int]
+) -> None:
+    """Names and sizes of what ranks say they wrote, and the checkpoint is there. Each file is looked up by its name: a
+    network file system may list a directory as it was seconds ago."""
     temporary = _writing(final)
     small = {key: value for key, value in backend_state.items() if key not in ("model", "optimizer")}
-    files = {str(p.relative_to(temporary)): p.stat().st_size for p in sorted(temporary.rglob("*")) if p.is_file()}
-    if absent := sorted(set(parts) - set(files)):
-        raise OSError(f"{absent[0]} of another rank is not there: {SHARED}")
-    state = {"format": FORMAT, "backend": small, "counters": dict(counters), "files": files}
+    for name, size in files.items():
+        try:
+            found = (temporary / name).stat().st_size
+        except FileNotFoundError as err:
+            raise OSError(f"{name} of another rank is not there: {SHARED}") from err
+        if found != size:
+            raise OSError(f"{name} has {found} bytes, {size} were written: {SHARED}")
+    state = {"format": FORMAT, "backend": small, "counters": dict(counters), "files": dict(files)}
     (temporary / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
     _commit(temporary, final)
 
 
-def _write_model(directory: Path, weights: Mapping[str, Tensor], model_config: Any, tokenizer: Any) -> None:
+def _write_model(directory: Path, weights: Mapping[str, Tensor], model_config: Any, tokenizer: Any) -> dict[str, int]:
+    """Sizes of what it wrote, by name."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     save_file(plain, directory / "model.safetensors", metadata={"format": "pt"})
     if model_config is not None:
         model_config.save_pretrained(directory)
     if tokenizer is not None:
         tokenizer.save_pretrained(directory)
+    own = (path for path in sorted(directory.rglob("*")) if path.is_file() and not _OPTIMIZER.fullmatch(path.name))
+    return {str(path.relative_to(directory)): path.stat().st_size for path in own}
 
 
 def _writing(final: Path) -> Path:
