@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from swe_rl.config.agent import AgentConfig
 from swe_rl.config.bounds import Bounds
+from swe_rl.config.model import ModelConfig
 from swe_rl.config.trainer import BatchingConfig, TrainerConfig
 from swe_rl.errors import ConfigError
 
@@ -19,9 +20,13 @@ class EngineConfig:
     # full: every version is sent as a whole. delta: only the bf16 values that changed, few at the learning rates of RL;
     # everything when an engine has lost a version. Both are checked tensor by tensor. delta needs dtype=bfloat16.
     weight_sync: str = "full"
+    # Only for backend=vllm: the way of the weights. host: shared memory of this machine (also without GPUs) | nccl:
+    # from GPU to GPU, for engines with GPUs of their own | ipc: on the GPU that trainer and engine share (colocated) |
+    # auto: host for deltas, adapters, servers of somebody else and without a GPU, else ipc or nccl by the layout
+    weight_transfer: str = "auto"
     # What turns under way do during a weight update: pause (until it is done) | keep (sampling by the old weights while
-    # the new ones arrive) | abort (they are asked anew, from the tokens they have; embedded: they end as lost and are
-    # retried). Old keys and values are dropped.
+    # the new ones arrive; over nccl and ipc as pause) | abort (they are asked anew, from the tokens they have;
+    # embedded: they end as lost and are retried). Old keys and values are dropped.
     in_flight: str = "keep"
     # Only for backend=vllm:
     tensor_parallel: int = 1  # GPUs of one server
@@ -63,6 +68,7 @@ ENGINE_BOUNDS = Bounds(
         "backend": ("embedded", "vllm"),
         "dtype": ("float32", "bfloat16"),
         "weight_sync": ("full", "delta"),
+        "weight_transfer": ("auto", "host", "nccl", "ipc"),
         "attention": ("auto", "FLASH_ATTN", "FLASHINFER", "TRITON_ATTN"),
         "layout": ("processes", "servers", "ray", "colocated"),
         "in_flight": ("pause", "keep", "abort"),
@@ -83,9 +89,10 @@ ENGINE_KEYS = {  # backend -> the keys that only it reads
     "embedded": ("prefill_chunk",),
     "vllm": (
         *("tensor_parallel", "gpu_memory", "prefix_caching", "cuda_graphs", "attention", "cache_gib", "layout"),
-        *("replicas", "urls", "max_skew", "stall_s", "parity_every", "router_replay"),
+        *("replicas", "urls", "max_skew", "stall_s", "parity_every", "router_replay", "weight_transfer"),
     ),
 }
+DIRECT = ("nccl", "ipc")  # of weight_transfer: from GPU to GPU
 # What a server is started with: nobody tells it to one that is there already.
 SERVER_KEYS = ("num_slots", "tensor_parallel", "gpu_memory", "prefix_caching", "cuda_graphs", "attention", "cache_gib")
 
@@ -117,8 +124,24 @@ def validate_engine(cfg: EngineConfig) -> None:
             f"engine.replicas={cfg.replicas} does nothing for engine.layout=colocated, where every training process "
             "has one: remove it, or choose another layout"
         )
+    if cfg.weight_transfer in DIRECT:
+        _validate_direct(cfg)
     if cfg.replicas == 1 and len(cfg.urls) < 2 and cfg.max_skew != default.max_skew:
         raise ConfigError("engine.max_skew does nothing with one replica: remove it, or raise engine.replicas")
+
+
+def _validate_direct(cfg: EngineConfig) -> None:
+    """Weights from GPU to GPU: whole ones, to engines that were started for it and lie where they must."""
+    here = f"engine.weight_transfer={cfg.weight_transfer}"
+    if cfg.urls:
+        raise ConfigError(
+            f"{here} needs engines that are started for it, engine.urls are there already: set it to host"
+        )
+    if cfg.weight_sync == "delta":
+        raise ConfigError(f"{here} sends whole weights, not engine.weight_sync=delta: set it to host, or that to full")
+    if (cfg.layout == "colocated") != (cfg.weight_transfer == "ipc"):
+        other = "ipc" if cfg.weight_transfer == "nccl" else "nccl"
+        raise ConfigError(f"{here} does not reach engines of engine.layout={cfg.layout}: set it to {other} or host")
 
 
 def validate_stall(engine: EngineConfig, agent: AgentConfig) -> None:
@@ -130,6 +153,15 @@ def validate_stall(engine: EngineConfig, agent: AgentConfig) -> None:
         )
 
 
+def validate_adapters(engine: EngineConfig, model: ModelConfig) -> None:
+    """Adapters are merged in the host's memory. ConfigError names both keys."""
+    if engine.weight_transfer in DIRECT and model.lora_rank:
+        raise ConfigError(
+            f"engine.weight_transfer={engine.weight_transfer} sends whole weights, with model.lora_rank="
+            f"{model.lora_rank} only adapters travel: set it to host or auto"
+        )
+
+
 def validate_replay(engine: EngineConfig, batching: BatchingConfig, trainer: TrainerConfig) -> None:
     """Replayed experts reach the trainer as rows of plain documents. ConfigError names the key and the cure."""
     if not engine.router_replay:
@@ -138,6 +170,7 @@ def validate_replay(engine: EngineConfig, batching: BatchingConfig, trainer: Tra
         ("batching.layout", batching.layout, "sequence"),
         ("trainer.backend", trainer.backend, "torch"),
         ("trainer.context_parallel", trainer.context_parallel, 1),
+        ("engine.prefix_caching", engine.prefix_caching, True),  # where vLLM keeps the experts of cached tokens
     ):
         if value != needed:
             raise ConfigError(f"engine.router_replay=true needs {key}={needed}, it is {value}")

@@ -17,6 +17,7 @@ from swe_rl.config.phase import PHASE_GROUPS, PhaseConfig, expand_rounds, valida
 from swe_rl.config.rollout import (
     EngineConfig,
     RolloutConfig,
+    validate_adapters,
     validate_engine,
     validate_replay,
     validate_rollout,
@@ -137,6 +138,7 @@ def validate_groups(cfg: TrainConfig) -> None:
     _validate_limits(cfg)
     validate_engine(cfg.engine)
     validate_stall(cfg.engine, cfg.agent)
+    validate_adapters(cfg.engine, cfg.model)
     validate_replay(cfg.engine, cfg.batching, cfg.trainer)
     validate_rollout(cfg.rollout, cfg.engine)
     validate_sandbox(cfg.sandbox)

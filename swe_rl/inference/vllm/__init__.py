@@ -7,7 +7,8 @@ router              which replica serves a session
 replica             the seam; local (child processes), server (HTTP), ray_replica (actors) are behind it
 requests, turn      what is asked and what came back
 settings            the contract as vLLM's arguments; where published weights lie
-weight_transfer     the CPU transfer, in vLLM's workers
+weight_transfer     the transfer over shared memory, in vLLM's workers
+device_transfer     weights from GPU to GPU (NCCL, CUDA IPC), the trainer's side; device_worker is the workers'
 owner               engine processes end with their owner
 """
 

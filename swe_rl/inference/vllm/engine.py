@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from swe_rl.errors import EngineError
 from swe_rl.inference.vllm import health
+from swe_rl.inference.vllm.device_transfer import DeviceSender, open_sender
 from swe_rl.inference.vllm.fleet import Fleet, Place, run_all
 from swe_rl.inference.vllm.replica import Replica, ReplicaLost, ReplicaStalled
 from swe_rl.inference.vllm.requests import ReplicaChunk
@@ -60,7 +61,8 @@ class VllmCounters:
 class VllmEngine:
     """Implements Policy, inference.base.Engine and weight_update.WeightReceiver. All methods are for the event loop's
     thread. `refresh` is asked, at the start of a phase, whether the replicas have to be started anew for its model;
-    `inbox` takes updates in buckets into the stored weights (default: as they come).
+    `inbox` takes updates in buckets into the stored weights (default: as they come). With a `sender` they also go from
+    GPU to GPU, and the stored ones are for replicas that start later.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class VllmEngine:
         store: WeightStore,
         refresh: Callable[[ModelConfig], bool] = lambda cfg: False,
         inbox: WeightInbox | None = None,
+        transfer: str = "host",
     ) -> None:
         self.fleet = Fleet(replicas, max_skew=cfg.max_skew, catch_up=self._catch_up)
         self.replicas, self.contract = self.fleet.replicas, contract
@@ -79,6 +82,10 @@ class VllmEngine:
         self.policy_version = -1  # none has been published
         self._cfg, self._store, self._refresh = cfg, store, refresh
         self._inbox = inbox or WeightInbox(store.targets)
+        self._sender: DeviceSender | None = None
+        if transfer != "host":
+            shapes = {name: tuple(tensor.shape) for name, tensor in store.targets.items()}
+            self._sender = open_sender(transfer, cfg, shapes, lose=self.fleet.replace)
         self._plan: UpdatePlan | None = None  # of an update that has been started
         self._turns: dict[str, TurnProgress] = {}
         self._known: dict[str, tuple[int, list[int]]] = {}  # session -> version and ids that were computed for it
@@ -146,18 +153,19 @@ class VllmEngine:
         await self._begin_writing()
         started = False
         try:
-            started = self._inbox.start(plan)
-            if started:
+            if suits := self._inbox.start(plan):
                 await self._hold_up(self._cfg.in_flight if plan.in_flight == "keep" else plan.in_flight)
-            self._plan = plan if started else None
+                await self._open_sender()
+            self._plan, started = plan if suits else None, suits
         finally:
             if not started:
                 self._writing.release()
         return started
 
     async def receive_weights(self, bucket: WeightBucket) -> None:
-        """Copies the bucket into the stored weights."""
-        await asyncio.to_thread(self._inbox.receive, bucket)
+        """Copies the bucket into the stored weights, and sends it to the replicas where GPUs do that directly."""
+        calls: list[Any] = [asyncio.to_thread(self._inbox.receive, bucket)]
+        await run_all(calls if self._sender is None else [*calls, self._sender.send(bucket)])
 
     async def finish_weight_update(self, checksums: Mapping[str, int]) -> list[str]:
         """[] when the replicas use the new version; else names whose bits are wrong, and nothing is sampled."""
@@ -169,6 +177,7 @@ class VllmEngine:
             if wrong:
                 self._location = {}
                 self._whole.clear()
+                await self._abandon_sending()
                 await self._pause(abort=False)
             else:
                 held = await asyncio.to_thread(self._inbox.checksums, checksums)
@@ -205,6 +214,8 @@ class VllmEngine:
         """Ends the replicas and removes the weights. Idempotent."""
         self._closed = True
         await self.fleet.close()
+        if self._sender is not None:
+            self._sender.close()
         self._store.close()
 
     async def __aenter__(self) -> Self:
@@ -238,6 +249,7 @@ class VllmEngine:
         """Takes the stored weights for an update; one that was started and not finished is forgotten."""
         if self._plan is not None:
             self._plan = None
+            await self._abandon_sending()
             self._writing.release()
         await self._writing.acquire()
 
@@ -245,6 +257,18 @@ class VllmEngine:
         """What turns under way do from the start of an update on; see EngineConfig.in_flight."""
         if in_flight != "keep":
             await self._pause(abort=in_flight == "abort")
+
+    async def _open_sender(self) -> None:
+        """Weights that come in place stop the turns, whatever in_flight says: there is no old copy to sample from."""
+        if self._sender is None:
+            return
+        if self._cfg.layout == "colocated":
+            await run_all(health.watched(place.replica, place.replica.wake()) for place in self.fleet.usable())
+        await self._sender.start(self.fleet.usable())
+
+    async def _abandon_sending(self) -> None:
+        if self._sender is not None:
+            await self._sender.abandon()
 
     async def _pause(self, *, abort: bool) -> None:
         for place in self.fleet.usable():
@@ -264,6 +288,8 @@ class VllmEngine:
         self._location, self._stored = self._store.location(checksums, version=version), version
         self._whole.set()
         await run_all(self._load(place) for place in self.fleet.usable())
+        if self._sender is not None:
+            self._sender.finished()
         self.policy_version = version
         self.fleet.wake_up()
         self.counters.weight_updates += 1
@@ -327,9 +353,12 @@ class VllmEngine:
         """The stored weights into one replica; one that is lost meanwhile loads them when it is back."""
         replica = place.replica
         try:
-            if self._cfg.layout == "colocated":
-                await health.watched(replica, replica.wake())
-            await health.watched(replica, replica.load(self._location, version=self._stored))
+            if self._sender is not None and self._sender.receives(place):
+                await health.watched(replica, replica.close_update(version=self._stored))
+            else:
+                if self._cfg.layout == "colocated":
+                    await health.watched(replica, replica.wake())
+                await health.watched(replica, replica.load(self._location, version=self._stored))
             if (found := await health.watched(replica, replica.version())) != self._stored:
                 raise ReplicaLost(f"{replica.name} says it has version {found} after loading {self._stored}")
         except ReplicaLost as err:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Mapping, MutableMapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Mapping, MutableMapping, Sequence
+from typing import Any, TypeVar
+
+import torch
 
 from swe_rl.errors import EngineError
 from swe_rl.inference.daemon_threads import in_daemon_thread
+from swe_rl.inference.vllm.cpu_experts import RETURN_EXPERTS, config_with_experts
 from swe_rl.inference.vllm.devices import VISIBLE, visible_devices
 from swe_rl.inference.vllm.owner import name_owner
 from swe_rl.inference.vllm.replica import ReplicaLost
@@ -26,6 +29,8 @@ ENVIRONMENT = {
 # Set in this process for its trainer (Megatron's order of sends and products): an engine has no such order to keep, and
 # one queue would make its copies wait for its products.
 TRAINERS_OWN = ("CUDA_DEVICE_MAX_CONNECTIONS",)
+
+T = TypeVar("T")
 
 CLOSE_S = 5.0  # for the engine's processes to end by themselves
 _STARTING = threading.Lock()
@@ -71,7 +76,10 @@ class LocalReplica:
             from vllm.v1.engine.async_llm import AsyncLLM
 
             try:
-                llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._args))
+                if self._args.get(RETURN_EXPERTS) and not torch.cuda.is_available():
+                    llm = AsyncLLM.from_vllm_config(config_with_experts(self._args), disable_log_stats=True)
+                else:
+                    llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._args))
                 if unwanted.is_set():
                     llm.shutdown(CLOSE_S)
                 return llm
@@ -111,54 +119,58 @@ class LocalReplica:
 
     async def pause(self, *, abort: bool) -> None:
         """Computes nothing until the next `load`; requests under way are ended or stand still."""
-        try:
-            await self._llm.pause_generation(mode="abort" if abort else "keep", clear_cache=False)
-        except Exception as err:
-            raise self._lost(err) from err
+        await self._told(self._llm.pause_generation(mode="abort" if abort else "keep", clear_cache=False))
 
     async def load(self, info: Mapping[str, Any], *, version: int) -> None:
         """Loads one version of the weights while nothing is computed, and goes on.
 
         Raises ReplicaLost when the replica ended meanwhile, EngineError when the old blocks could not be dropped.
         """
+        await self.open_update()
+        await self.update(info)
+        await self.close_update(version=version)
+
+    async def join(self, info: Mapping[str, Any]) -> None:
+        """Agrees with the trainer on how weights come from its GPU."""
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        await self._told(self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=dict(info))))
+
+    async def open_update(self) -> None:
+        """Computes nothing, and expects weights."""
+        if not await self._told(self._llm.is_paused()):
+            await self.pause(abort=False)
+        await self._told(self._llm.start_weight_update())
+
+    async def update(self, info: Mapping[str, Any]) -> None:
+        """Takes some tensors, or all of them."""
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
-        llm = self._llm
-        try:
-            if not await llm.is_paused():
-                await llm.pause_generation(mode="keep", clear_cache=False)
-            await llm.start_weight_update()
-            await llm.update_weights(WeightTransferUpdateRequest(update_info=dict(info)))
-            await llm.finish_weight_update(str(version))
-            # With requests under way a plain reset would be refused, silently: they are recomputed from their ids.
-            if not await llm.reset_prefix_cache(reset_running_requests=True):
-                raise EngineError(f"{self.name}: the prefix cache of older weights could not be dropped")
-            await llm.resume_generation()
-        except EngineError:
-            raise
-        except Exception as err:
-            raise self._lost(err) from err
+        await self._told(self._llm.update_weights(WeightTransferUpdateRequest(update_info=dict(info))))
+
+    async def close_update(self, *, version: int) -> None:
+        """Goes on with the weights that it has got, which are `version`."""
+        await self._told(self._llm.finish_weight_update(str(version)))
+        # With requests under way a plain reset would be refused, silently: they are recomputed from their ids.
+        if not await self._told(self._llm.reset_prefix_cache(reset_running_requests=True)):
+            raise EngineError(f"{self.name}: the prefix cache of older weights could not be dropped")
+        await self._told(self._llm.resume_generation())
+
+    async def abandon_update(self) -> None:
+        """Expects no more weights, and stands still until others come."""
+        await self._told(self._llm.finish_weight_update())
 
     async def version(self) -> int:
         """The version that the engine says it has; -1 before the first one."""
-        try:
-            return _version(await self._llm.get_weight_version())
-        except Exception as err:
-            raise self._lost(err) from err
+        return _version(await self._told(self._llm.get_weight_version()))
 
     async def sleep(self, level: int) -> None:
         """Frees the device: 1 keeps the weights in host memory, 2 drops them."""
-        try:
-            await self._llm.sleep(level=level, mode="keep")
-        except Exception as err:
-            raise self._lost(err) from err
+        await self._told(self._llm.sleep(level=level, mode="keep"))
 
     async def wake(self, tags: list[str] | None = None) -> None:
         """Takes the device memory back, all or only "weights" or "kv_cache"."""
-        try:
-            await self._llm.wake_up(tags)
-        except Exception as err:
-            raise self._lost(err) from err
+        await self._told(self._llm.wake_up(tags))
 
     async def alive(self) -> bool:
         """Whether its processes are there, as far as this one knows; a question would wait for the engine's step."""
@@ -170,6 +182,13 @@ class LocalReplica:
         llm, self._llm = self._llm, None
         if llm is not None:
             await in_daemon_thread(llm.shutdown, CLOSE_S)
+
+    async def _told(self, call: Awaitable[T]) -> T:
+        """The result of a call to vLLM. Raises ReplicaLost and EngineError."""
+        try:
+            return await call
+        except Exception as err:
+            raise self._lost(err) from err
 
     def _lost(self, err: Exception) -> EngineError:
         """A dead engine can be replaced; anything else is the fault of this one request."""

@@ -93,6 +93,26 @@ class RayReplica:
         """Loads one version of the weights while nothing is computed, and goes on."""
         await self._call("load", dict(info), version=version)
 
+    async def join(self, info: Mapping[str, Any]) -> None:
+        """Agrees with the trainer on how weights come from its GPU."""
+        await self._call("join", dict(info))
+
+    async def open_update(self) -> None:
+        """Computes nothing, and expects weights."""
+        await self._call("open_update")
+
+    async def update(self, info: Mapping[str, Any]) -> None:
+        """Takes some tensors, or all of them."""
+        await self._call("update", dict(info))
+
+    async def close_update(self, *, version: int) -> None:
+        """Goes on with the weights that it has got, which are `version`."""
+        await self._call("close_update", version=version)
+
+    async def abandon_update(self) -> None:
+        """Expects no more weights, and stands still until others come."""
+        await self._call("abandon_update")
+
     async def version(self) -> int:
         """The version that the engine says it has; -1 before the first one."""
         return int(await self._call("version"))
@@ -134,6 +154,13 @@ class RayReplica:
             return await self._actor.call.remote(method, *arguments, **options)
         except RayError as err:
             raise _translated(err, self.name) from err
+
+
+def node_address() -> str:
+    """Of this node, as the others of the cluster know it."""
+    import ray
+
+    return str(ray.util.get_node_ip_address())
 
 
 def _translated(err: Any, name: str) -> EngineError:

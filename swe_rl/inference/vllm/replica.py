@@ -46,6 +46,27 @@ class Replica(Protocol):
         under way are recomputed from their ids."""
         ...
 
+    async def join(self, info: Mapping[str, Any]) -> None:
+        """Agrees with the trainer on how weights come from its GPU; `info` is vLLM's for the transfer it was started
+        with. Over NCCL it returns when the trainer has come, too."""
+        ...
+
+    async def open_update(self) -> None:
+        """The first of the calls that `load` consists of: computes nothing, and expects weights."""
+        ...
+
+    async def update(self, info: Mapping[str, Any]) -> None:
+        """Takes some tensors, or all of them; any number of times."""
+        ...
+
+    async def close_update(self, *, version: int) -> None:
+        """Goes on with the weights that it has got, as after `load`."""
+        ...
+
+    async def abandon_update(self) -> None:
+        """In place of close_update: expects no more weights, and stands still until others come."""
+        ...
+
     async def version(self) -> int:
         """The version of the weights that it says it has; -1 before the first."""
         ...

@@ -121,13 +121,33 @@ class ServerReplica:
 
     async def load(self, info: Mapping[str, Any], *, version: int) -> None:
         """Loads one version of the weights while nothing is computed, and goes on."""
+        await self.open_update()
+        await self.update(info)
+        await self.close_update(version=version)
+
+    async def join(self, info: Mapping[str, Any]) -> None:
+        """Agrees with the trainer on how weights come from its GPU."""
+        await self._post("/init_weight_transfer_engine", {"init_info": dict(info)}, timeout_s=UPDATE_S)
+
+    async def open_update(self) -> None:
+        """Computes nothing, and expects weights."""
         await self.pause(abort=False)
         await self._post("/start_weight_update")
+
+    async def update(self, info: Mapping[str, Any]) -> None:
+        """Takes some tensors, or all of them."""
         await self._post("/update_weights", {"update_info": dict(info)}, timeout_s=UPDATE_S)
+
+    async def close_update(self, *, version: int) -> None:
+        """Goes on with the weights that it has got, which are `version`."""
         await self._post("/finish_weight_update", {"weight_version": str(version)}, timeout_s=UPDATE_S)
         if not (await self._post("/reset_prefix_cache?reset_running_requests=true"))["success"]:
             raise EngineError(f"{self.name}: the prefix cache of older weights could not be dropped")
         await self._post("/resume")
+
+    async def abandon_update(self) -> None:
+        """Expects no more weights, and stands still until others come."""
+        await self._post("/finish_weight_update", {}, timeout_s=UPDATE_S)
 
     async def version(self) -> int:
         """The version that the server says it has; -1 before the first one."""

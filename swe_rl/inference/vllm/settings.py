@@ -10,19 +10,24 @@ import torch
 
 from swe_rl.config import EngineConfig
 from swe_rl.errors import ConfigError
+from swe_rl.inference.vllm.cpu_experts import RETURN_EXPERTS
 from swe_rl.models.contract import PolicyContract
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-WEIGHT_TRANSFER = "swe_rl_shared"  # the backend that weight_transfer.py registers
+# Kind -> the backend that weight_transfer.py registers with vLLM; device_transfer.transfer_kind chooses.
+WEIGHT_TRANSFERS = {"host": "swe_rl_shared", "nccl": "swe_rl_nccl", "ipc": "swe_rl_ipc"}
 WORKER_EXTENSION = "swe_rl.inference.vllm.weight_transfer.WorkerExtension"
 CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # that vLLM 0.32 has CPU attention for
 CPU_BLOCK = 32  # tokens per block of keys: the smallest of the CPU kernels, so that few of a prefix are computed again
 
 
-def engine_args(cfg: EngineConfig, contract: PolicyContract, *, directory: Path) -> dict[str, Any]:
-    """Keyword arguments of vLLM's AsyncEngineArgs. The weights are published to it, so none are read (dummies)."""
+def engine_args(
+    cfg: EngineConfig, contract: PolicyContract, *, directory: Path, transfer: str = "host"
+) -> dict[str, Any]:
+    """Keyword arguments of vLLM's AsyncEngineArgs. The weights are published to it, so none are read (dummies).
+    `transfer`: how they come, a kind of WEIGHT_TRANSFERS."""
     args: dict[str, Any] = {
         "model": str(directory),
         "skip_tokenizer_init": True,
@@ -41,11 +46,11 @@ def engine_args(cfg: EngineConfig, contract: PolicyContract, *, directory: Path)
         "seed": 0,
         "disable_log_stats": True,
         "worker_extension_cls": WORKER_EXTENSION,
-        "weight_transfer_config": {"backend": WEIGHT_TRANSFER},
+        "weight_transfer_config": {"backend": WEIGHT_TRANSFERS[transfer]},
         "enable_sleep_mode": cfg.layout == "colocated" and torch.cuda.is_available(),
     }
     if cfg.router_replay:
-        args["enable_return_routed_experts"] = True
+        args[RETURN_EXPERTS] = True
     if cfg.attention != "auto":
         args["attention_backend"] = cfg.attention
     if cfg.cache_gib:
@@ -63,15 +68,9 @@ def write_model_directory(directory: Path, config: PretrainedConfig, *, architec
 
 
 def check_model(config: PretrainedConfig, *, name: str) -> None:
-    """Raises ConfigError for a model that vLLM's CPU attention has no kernel for, and for a mixture of experts: without
-    a GPU vLLM 0.32 samples with other weights after an update in place (off by 1.2 to 1.8 nats, tied head or not)."""
+    """Raises ConfigError for a model that vLLM's CPU attention has no kernel for."""
     if torch.cuda.is_available():
         return
-    if getattr(config, "num_experts", 0):
-        raise ConfigError(
-            f"model.name={name} is a mixture of experts, whose weights vLLM does not take in place without a GPU: "
-            "choose another model, or a machine with a GPU"
-        )
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if head_dim not in CPU_HEAD_DIMS:
         raise ConfigError(

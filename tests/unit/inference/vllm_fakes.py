@@ -15,6 +15,7 @@ from swe_rl.inference.vllm.replica import ReplicaLost
 from swe_rl.inference.vllm.requests import ReplicaChunk, ReplicaRequest
 from swe_rl.inference.vllm.store import WeightStore, read_tensors
 from swe_rl.models.contract import PolicyContract
+from swe_rl.ops.weight_delta import checksum
 
 VOCAB, STOP, MAX_CONTEXT = 50, 7, 64
 
@@ -34,6 +35,9 @@ class FakeReplica:
         self.requests: list[ReplicaRequest] = []
         self.num_sampled = 0
         self.events: list[str] = []
+        self.joined: list[dict[str, Any]] = []  # init info of transfers from GPU to GPU
+        self.broadcasts: list[torch.Tensor] = []  # that have come and were not taken yet
+        self.die_in_update = False
         self.paused = asyncio.Event()
         self.paused.set()  # set: it computes
         self._aborted: set[str] = set()
@@ -100,6 +104,38 @@ class FakeReplica:
         self.forget_weights = False
         self.paused.set()
 
+    async def join(self, info: Mapping[str, Any]) -> None:
+        self.events.append("join")
+        self.joined.append(dict(info))
+
+    async def open_update(self) -> None:
+        self.events.append("open")
+        self.paused.clear()
+
+    async def update(self, info: Mapping[str, Any]) -> None:
+        """As the workers: over NCCL what is broadcast next, over IPC what lies at the handles, here the tensors."""
+        self.events.append(f"update {' '.join(info['names'])}")
+        if self.die_in_update:
+            self.die_in_update = False
+            self.up = False
+            raise ReplicaLost(f"{self.name} was killed")
+        for index, name in enumerate(info["names"]):
+            while "handles" not in info and not self.broadcasts:
+                await asyncio.sleep(0.001)
+            tensor = info["handles"][index] if "handles" in info else self.broadcasts.pop(0)
+            assert list(tensor.shape) == info["shapes"][index]
+            assert str(tensor.dtype)[6:] == info["dtype_names"][index]
+            assert checksum(tensor) == int(info["checksums"][index])
+            self.weights[name] = tensor.clone()
+
+    async def close_update(self, *, version: int) -> None:
+        self.events.append(f"close_update {version}")
+        self.held = version
+        self.paused.set()
+
+    async def abandon_update(self) -> None:
+        self.events.append("abandon")
+
     async def version(self) -> int:
         return self.held
 
@@ -120,7 +156,7 @@ class FakeReplica:
 WEIGHTS = {"a.weight": torch.arange(6.0).reshape(2, 3), "b.weight": torch.linspace(-1, 1, 5)}
 
 
-def fake_engine(*replicas: FakeReplica, dtype: str = "float32", **changes: Any) -> VllmEngine:
+def fake_engine(*replicas: FakeReplica, dtype: str = "float32", transfer: str = "host", **changes: Any) -> VllmEngine:
     cfg = EngineConfig(backend="vllm", replicas=len(replicas), dtype=dtype, **changes)
     contract = PolicyContract(
         vocab_size=VOCAB,
@@ -132,4 +168,4 @@ def fake_engine(*replicas: FakeReplica, dtype: str = "float32", **changes: Any) 
         rope={},
     )
     store = WeightStore({name: tensor.shape for name, tensor in WEIGHTS.items()}, dtype=dtype)
-    return VllmEngine(replicas, cfg, contract=contract, store=store)
+    return VllmEngine(replicas, cfg, contract=contract, store=store, transfer=transfer)
