@@ -1,4 +1,4 @@
-"""Real vLLM with what the contract suite leaves out: adapters, and a Ray actor. Tiny models."""
+"""Real vLLM with what the contract suite leaves out: adapters, a Ray actor, weights from GPU to GPU. Tiny models."""
 
 from __future__ import annotations
 
@@ -99,3 +99,26 @@ async def test_an_engine_in_a_ray_actor_is_the_same_engine() -> None:
         check(again, 24)
         assert pair.engine.counters.restarts == 1
         assert again.policy_version == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kind", "layout", "gpus"), [("ipc", "colocated", 1), ("nccl", "processes", 2)])
+async def test_weights_go_from_gpu_to_gpu(kind: str, layout: str, gpus: int) -> None:
+    """Written without a GPU: not run yet."""
+    if torch.cuda.device_count() < gpus:
+        pytest.skip(f"needs {gpus} CUDA devices")
+    trained: Any = engines.make_trainer().model.cuda()
+    backend = TorchBackend(trained, TrainerConfig(), algo=AlgoConfig(), device="cuda")
+    async with opened(backend, layout=layout, weight_transfer=kind, gpu_memory=0.3) as pair:
+        publisher = WeightPublisher(backend, [pair.engine])
+        for version in range(3):
+            await publisher.publish(version=version)
+            played = await sample_probe(pair.engine, pair.contract, nonce=version)
+            report = compare(played, pair.contract, score=backend.logprobs)
+            assert report.ok, report.describe()
+            if layout == "colocated":
+                await pair.engine.rest()
+            with torch.no_grad():
+                for p in trained.parameters():
+                    p.add_(0.01 * torch.randn_like(p))
+        assert pair.engine.counters.restarts == 0

@@ -241,7 +241,7 @@ def open_sender(
 
 def ipc_handle(tensor: Tensor) -> dict[str, Any]:
     """Where a CUDA tensor lies, as plain values: vLLM's own clients pickle this, and would need its workers to unpickle
-    what they are sent. device_worker.ipc_arguments reads it."""
+    what they are sent. `ipc_arguments` reads it."""
     from torch.multiprocessing.reductions import reduce_tensor
 
     _, arguments = reduce_tensor(tensor.detach())
@@ -254,6 +254,18 @@ def ipc_handle(tensor: Tensor) -> dict[str, Any]:
         "counter": [counter, counter_offset],
         "event": [event, event_needed],
     }
+
+
+def ipc_arguments(handle: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Arguments of torch's rebuild_cuda_tensor, from what `ipc_handle` says in another process. The device (the seventh
+    one) is that process's own number for it: vLLM fills it in."""
+    size, stride, offset, dtype = handle["layout"]
+    place, storage_size, storage_offset = handle["storage"]
+    counter, counter_offset = handle["counter"]
+    event, event_needed = handle["event"]
+    shape = (Tensor, torch.Size(size), tuple(stride), offset)
+    storage = (torch.storage.TypedStorage, getattr(torch, dtype), 0, place, storage_size, storage_offset)
+    return (*shape, *storage, False, counter, counter_offset, event, event_needed)
 
 
 async def _all_or_first_error(calls: Sequence[Awaitable[Any]]) -> list[Any]:

@@ -16,6 +16,7 @@ from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferEngine
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
 
 from swe_rl.errors import InvariantError
+from swe_rl.inference.vllm.device_transfer import ipc_arguments
 from swe_rl.inference.vllm.weight_transfer import SharedUpdateInfo, load_shared
 from swe_rl.ops.weight_delta import checksum
 
@@ -86,29 +87,3 @@ class IpcWeightTransfer(FromDevice, IPCWeightTransferEngine):
     def prepared(self, update_dict: dict[str, Any]) -> dict[str, Any]:
         handles = update_dict.pop("handles")
         return {**update_dict, "ipc_handles": [{handle["gpu"]: ipc_arguments(handle)} for handle in handles]}
-
-
-def ipc_arguments(handle: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Arguments of torch's rebuild_cuda_tensor, from what device_transfer.ipc_handle says. The device is this process's
-    own number for it, which vLLM fills in."""
-    size, stride, offset, dtype = handle["layout"]
-    place, storage_size, storage_offset = handle["storage"]
-    counter, counter_offset = handle["counter"]
-    event, event_needed = handle["event"]
-    kind = torch.storage.TypedStorage
-    whose = (counter, counter_offset, event, event_needed)
-    own = getattr(torch, dtype)
-    return (
-        Tensor,
-        torch.Size(size),
-        tuple(stride),
-        offset,
-        kind,
-        own,
-        0,
-        place,
-        storage_size,
-        storage_offset,
-        False,
-        *whose,
-    )

@@ -19,7 +19,7 @@ from vllm_fakes import STOP, WEIGHTS, FakeReplica, fake_engine
 from swe_rl.config import EngineConfig
 from swe_rl.errors import EngineError
 from swe_rl.inference.vllm import device_transfer, fleet
-from swe_rl.inference.vllm.device_transfer import WholeTensors, nccl_group, transfer_kind
+from swe_rl.inference.vllm.device_transfer import WholeTensors, ipc_arguments, nccl_group, transfer_kind
 from swe_rl.inference.vllm.engine import VllmEngine
 from swe_rl.inference.weight_update import UpdatePlan, WeightBucket, WeightPiece
 from swe_rl.ops import weight_delta
@@ -261,7 +261,7 @@ def test_vllm_reads_what_it_is_told() -> None:
     from vllm.distributed.weight_transfer.nccl_common import NCCLWeightTransferInitInfo
 
     from swe_rl.errors import InvariantError
-    from swe_rl.inference.vllm.device_worker import CheckedModel, IpcWeightTransfer, NcclWeightTransfer, ipc_arguments
+    from swe_rl.inference.vllm.device_worker import CheckedModel, IpcWeightTransfer, NcclWeightTransfer
     from swe_rl.inference.vllm.weight_transfer import SharedUpdateInfo
 
     _, infos = nccl_group("127.0.0.1", 2345, replicas=2, tensor_parallel=3)
