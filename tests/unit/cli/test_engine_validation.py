@@ -141,6 +141,22 @@ def test_the_engine_is_built_from_the_contract(monkeypatch: pytest.MonkeyPatch, 
     assert (contract.bound, contract.bias_bound) == (0.06, 0.02)  # contract.py says where they come from
 
 
+def test_vllms_own_server_returns_no_experts_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    cfg = EngineConfig(backend="vllm", cache_gib=1.0, router_replay=True)
+    check_installed(cfg)
+    with pytest.raises(ConfigError, match=r"engine\.router_replay=true needs a GPU with engine\.layout=servers"):
+        check_installed(replace(cfg, layout="servers"))
+
+
+def test_the_experts_of_cached_tokens_are_known_with_the_prefix_cache() -> None:
+    with pytest.raises(ConfigError, match=r"router_replay=true needs engine\.prefix_caching=True, it is False"):
+        validate_replay(
+            EngineConfig(backend="vllm", router_replay=True, prefix_caching=False), BatchingConfig(), TrainerConfig()
+        )
+
+
 def test_servers_that_are_there_need_nothing_on_this_machine() -> None:
     check_installed(EngineConfig(backend="vllm", layout="servers", urls=["http://a:1"]))
 
