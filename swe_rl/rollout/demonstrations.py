@@ -6,11 +6,13 @@ on their sampled tokens needs nothing of its own.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Protocol
 
-from swe_rl.agents.edits import num_lines, replace_function
+from swe_rl.agents.edits import function_lines, insert_lines, num_lines, replace_function
 from swe_rl.agents.formats import ActionFormat
 from swe_rl.agents.rendering import Renderer
 from swe_rl.errors import InvariantError
@@ -20,9 +22,9 @@ from swe_rl.rollout.journal import RolloutKey
 from swe_rl.tasks.oracle_calls import (
     RUN_TESTS,
     edit_call,
+    insert_call,
     look_call,
     replacement_between,
-    rewrite_calls,
     run_call,
     submit_call,
 )
@@ -117,6 +119,32 @@ class TranslatedDemonstrator:
         if edit is None:  # it edits nothing: there is no such call of these tools
             return look_call(self._toolset, path, 1, num_lines(before))
         return edit_call(self._toolset, edit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewrite:
+    """A function written anew, in several calls."""
+
+    calls: list[ToolCall]
+    after: bytes  # the file when all have been made
+
+
+def rewrite_calls(toolset: str, path: str, before: bytes, *, name: str, body: str) -> Rewrite | None:
+    """Takes a function out, from its `def` to its `return`, and puts `body` at the top of the file: no call repeats
+    what is in it. None where the tools have no editor that inserts, and for a function that is a method, has decorators
+    or goes on behind the first `return` that is not in a block."""
+    lines = before.splitlines(keepends=True)
+    starts = [i for i, line in enumerate(lines, 1) if line.startswith(f"def {name}(".encode())]
+    ends = [i for i, line in enumerate(lines, 1) if line.startswith(b"    return") and starts and i > starts[0]]
+    if len(starts) != 1 or not ends or (starts[0], ends[0]) != function_lines(before, name):
+        return None
+    text = body.strip("\n") + "\n\n\n"
+    write = insert_call(toolset, path, after=0, text=text)
+    if write is None:
+        return None
+    take_out = run_call(toolset, f"sed -i '/^def {name}(/,/^    return/d' {shlex.quote(path)}")
+    rest = b"".join(lines[: starts[0] - 1] + lines[ends[0] :])
+    return Rewrite(calls=[take_out, write], after=insert_lines(rest, after=0, text=text))
 
 
 def _after(prompt_ids: Sequence[int], last: list[int]) -> Sequence[int]:

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from swe_rl.agents.edits import function_lines, insert_lines
 from swe_rl.types import ToolCall
 
 # The test functions of every test file, one after the other, until one fails.
@@ -51,31 +50,6 @@ def replacement_between(path: str, before: str, after: str) -> Replacement | Non
     return Replacement(path=path, old=text, new=changed, first_line=start + 1, last_line=len(old) - tail)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rewrite:
-    """A function written anew, in several calls."""
-
-    calls: list[ToolCall]
-    after: bytes  # the file when all have been made
-
-
-def rewrite_calls(toolset: str, path: str, before: bytes, *, name: str, body: str) -> Rewrite | None:
-    """Takes a function out, from its `def` to its `return`, and puts `body` at the top of the file: no call repeats
-    what is in it. None where the tools have no editor that inserts, and for a function that is a method, has decorators or
-    goes on behind the first `return` that is not in a block."""
-    lines = before.splitlines(keepends=True)
-    starts = [i for i, line in enumerate(lines, 1) if line.startswith(f"def {name}(".encode())]
-    ends = [i for i, line in enumerate(lines, 1) if line.startswith(b"    return") and starts and i > starts[0]]
-    if toolset not in _EDITORS or len(starts) != 1 or not ends or (starts[0], ends[0]) != function_lines(before, name):
-        return None
-    rest = b"".join(lines[: starts[0] - 1] + lines[ends[0] :])
-    text = body.strip("\n") + "\n\n\n"
-    arguments = {"command": "insert", "path": path, "insert_line": "0", "new_str": text}
-    take_out = run_call(toolset, f"sed -i '/^def {name}(/,/^    return/d' {shlex.quote(path)}")
-    write = ToolCall(name=_EDITORS[toolset], arguments=arguments)
-    return Rewrite(calls=[take_out, write], after=insert_lines(rest, after=0, text=text))
-
-
 def _lines(text: str) -> list[str]:
     return re.findall(r"[^\n]*\n|[^\n]+", text)
 
@@ -99,6 +73,14 @@ def look_call(toolset: str, path: str, first: int, last: int) -> ToolCall:
 def edit_call(toolset: str, edit: Replacement) -> ToolCall:
     """One replacement. Line numbers count in the file as it is then."""
     return _EDITS[toolset](edit)
+
+
+def insert_call(toolset: str, path: str, *, after: int, text: str) -> ToolCall | None:
+    """Whole lines put behind line `after` (0: at the top); None for tools without an editor that inserts."""
+    if toolset not in _EDITORS:
+        return None
+    arguments = {"command": "insert", "path": path, "insert_line": str(after), "new_str": text}
+    return ToolCall(name=_EDITORS[toolset], arguments=arguments)
 
 
 def submit_call(toolset: str) -> ToolCall:

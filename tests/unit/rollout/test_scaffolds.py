@@ -25,6 +25,7 @@ from swe_rl.rollout.demonstrations import (
     DemonstratorPolicy,
     TranslatedDemonstrator,
     collect_demonstrations,
+    rewrite_calls,
     sessions,
 )
 from swe_rl.rollout.wiring import rollout_parts
@@ -32,7 +33,7 @@ from swe_rl.sandbox import SandboxPool, open_sandbox
 from swe_rl.tasks import load_tasks
 from swe_rl.tasks.minirepo.demonstrator import Demonstrator as MinirepoDemonstrator
 from swe_rl.tasks.oracle import OracleDemonstrator
-from swe_rl.tasks.oracle_calls import replacement_between, rewrite_calls
+from swe_rl.tasks.oracle_calls import replacement_between
 from swe_rl.training.torch_backend import TorchBackend
 from swe_rl.types import SandboxSpec, StopReason, Task, ToolCall, Trajectory
 
