@@ -7,24 +7,27 @@ steps of the runner, and the way past the check that refuses the two together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 RETURN_EXPERTS = "enable_return_routed_experts"  # of vLLM's engine arguments
+# Another one of them, with RETURN_EXPERTS and without a GPU: vLLM's engine process checks its configuration once more,
+# after it has imported this.
+EXPERTS_SCHEDULER = {"scheduler_cls": "swe_rl.inference.vllm.cpu_scheduler.ExpertsScheduler"}
 
 
-def config_with_experts(args: Mapping[str, Any]) -> Any:
-    """vLLM's configuration for keyword arguments of AsyncEngineArgs, with routed experts returned by a CPU runner whose
-    worker has called `let_the_cpu_runner_return_experts`. Needs the prefix cache, as vLLM's own check says."""
-    from vllm.engine.arg_utils import AsyncEngineArgs
+def pass_the_check() -> None:
+    """In this process, and without a GPU, vLLM no longer refuses to return experts from its older runner. Idempotent.
 
-    own = {key: value for key, value in args.items() if key != RETURN_EXPERTS}
-    config = AsyncEngineArgs(**own).create_engine_config()
-    config.aux_output_config.enable_return_routed_experts = True
-    return config
+    What else it checks there our own configuration has checked: a mixture of experts, with the prefix cache.
+    """
+    from vllm.config import VllmConfig
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        VllmConfig._verify_aux_output_compatibility = lambda self: None
 
 
 def let_the_cpu_runner_return_experts() -> None:

@@ -78,6 +78,11 @@ class FromDevice:
 class NcclWeightTransfer(FromDevice, NCCLWeightTransferEngine):
     """Whole tensors, one broadcast each."""
 
+    def init_transfer_engine(self, init_info: Any) -> None:
+        """Joins the trainer's group, and leaves the one before: another engine of the trainer was started anew."""
+        self.shutdown()
+        super().init_transfer_engine(init_info)
+
 
 class IpcWeightTransfer(FromDevice, IPCWeightTransferEngine):
     """Tensors in the trainer's memory, on this GPU."""

@@ -61,8 +61,8 @@ class VllmCounters:
 class VllmEngine:
     """Implements Policy, inference.base.Engine and weight_update.WeightReceiver. All methods are for the event loop's
     thread. `refresh` is asked, at the start of a phase, whether the replicas have to be started anew for its model;
-    `inbox` takes updates in buckets into the stored weights (default: as they come). With a `sender` they also go from
-    GPU to GPU, and the stored ones are for replicas that start later.
+    `inbox` takes updates in buckets into the stored weights (default: as they come). With `transfer` nccl or ipc they
+    also go from GPU to GPU (device_transfer.py), and the stored ones are for replicas that start later.
     """
 
     def __init__(

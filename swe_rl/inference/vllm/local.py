@@ -8,11 +8,9 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Mapping, MutableMapping, Sequence
 from typing import Any, TypeVar
 
-import torch
-
 from swe_rl.errors import EngineError
 from swe_rl.inference.daemon_threads import in_daemon_thread
-from swe_rl.inference.vllm.cpu_experts import RETURN_EXPERTS, config_with_experts
+from swe_rl.inference.vllm.cpu_experts import RETURN_EXPERTS, pass_the_check
 from swe_rl.inference.vllm.devices import VISIBLE, visible_devices
 from swe_rl.inference.vllm.owner import name_owner
 from swe_rl.inference.vllm.replica import ReplicaLost
@@ -76,10 +74,9 @@ class LocalReplica:
             from vllm.v1.engine.async_llm import AsyncLLM
 
             try:
-                if self._args.get(RETURN_EXPERTS) and not torch.cuda.is_available():
-                    llm = AsyncLLM.from_vllm_config(config_with_experts(self._args), disable_log_stats=True)
-                else:
-                    llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._args))
+                if self._args.get(RETURN_EXPERTS):
+                    pass_the_check()
+                llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._args))
                 if unwanted.is_set():
                     llm.shutdown(CLOSE_S)
                 return llm

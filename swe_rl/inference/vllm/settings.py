@@ -10,7 +10,7 @@ import torch
 
 from swe_rl.config import EngineConfig
 from swe_rl.errors import ConfigError
-from swe_rl.inference.vllm.cpu_experts import RETURN_EXPERTS
+from swe_rl.inference.vllm.cpu_experts import EXPERTS_SCHEDULER, RETURN_EXPERTS
 from swe_rl.models.contract import PolicyContract
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def engine_args(
     }
     if cfg.router_replay:
         args[RETURN_EXPERTS] = True
+        args |= {} if torch.cuda.is_available() else EXPERTS_SCHEDULER
     if cfg.attention != "auto":
         args["attention_backend"] = cfg.attention
     if cfg.cache_gib:

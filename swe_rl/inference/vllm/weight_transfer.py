@@ -23,7 +23,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
-from swe_rl.inference.vllm.cpu_experts import let_the_cpu_runner_return_experts
+from swe_rl.inference.vllm.cpu_experts import let_the_cpu_runner_return_experts, pass_the_check
 from swe_rl.inference.vllm.owner import remove_with_owner, watch_owner
 from swe_rl.inference.vllm.settings import WEIGHT_TRANSFERS
 from swe_rl.inference.vllm.store import read_tensors
@@ -125,4 +125,5 @@ class WorkerExtension:
 register()
 watch_owner()
 if current_platform.is_cpu():
+    pass_the_check()
     let_the_cpu_runner_return_experts()

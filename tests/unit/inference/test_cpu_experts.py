@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from swe_rl.errors import EngineError
 from swe_rl.inference.vllm import cpu_experts, local
 
 
@@ -93,26 +94,38 @@ def test_an_engine_that_returns_none_is_left_as_it_is(runner: Any) -> None:
     assert runner.log[0] == ("initialize", "blocks", True, {})
 
 
-async def test_without_a_gpu_the_engine_is_made_past_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments, engine = ModuleType("vllm.engine.arg_utils"), ModuleType("vllm.v1.engine.async_llm")
-    config = SimpleNamespace(aux_output_config=SimpleNamespace(enable_return_routed_experts=False))
-    seen: list[Any] = []
+@pytest.mark.parametrize("cpu", [True, False])
+async def test_the_check_is_passed_without_a_gpu_alone(monkeypatch: pytest.MonkeyPatch, cpu: bool) -> None:
+    names = (
+        "vllm",
+        "vllm.config",
+        "vllm.platforms",
+        "vllm.engine",
+        "vllm.engine.arg_utils",
+        "vllm.v1",
+        "vllm.v1.engine",
+    )
+    modules: dict[str, Any] = {name: ModuleType(name) for name in (*names, "vllm.v1.engine.async_llm")}
 
-    def engine_args(**args: Any) -> Any:
-        seen.append(args)
-        return SimpleNamespace(create_engine_config=lambda: config)
+    class VllmConfig:
+        def _verify_aux_output_compatibility(self) -> None:
+            raise ValueError("requires Model Runner V2")
 
     class AsyncLLM:
         @staticmethod
-        def from_vllm_config(own: Any, *, disable_log_stats: bool) -> Any:
-            seen.append((own.aux_output_config.enable_return_routed_experts, disable_log_stats))
-            return SimpleNamespace(errored=False)
+        def from_engine_args(args: Any) -> Any:
+            VllmConfig()._verify_aux_output_compatibility()
+            return args
 
-    arguments.AsyncEngineArgs, engine.AsyncLLM = engine_args, AsyncLLM  # type: ignore[attr-defined]
-    for module in (arguments, engine):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    for name in ("vllm", "vllm.engine", "vllm.v1", "vllm.v1.engine"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setattr(local.torch.cuda, "is_available", lambda: False)
-    await local.LocalReplica("r0", {"model": "m", cpu_experts.RETURN_EXPERTS: True}).start()
-    assert seen == [{"model": "m"}, (True, True)]
+    modules["vllm.config"].VllmConfig = VllmConfig
+    modules["vllm.platforms"].current_platform = SimpleNamespace(is_cpu=lambda: cpu)
+    modules["vllm.engine.arg_utils"].AsyncEngineArgs = SimpleNamespace
+    modules["vllm.v1.engine.async_llm"].AsyncLLM = AsyncLLM
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    replica = local.LocalReplica("r0", {"model": "m", cpu_experts.RETURN_EXPERTS: True})
+    if cpu:
+        await replica.start()
+    else:
+        with pytest.raises(EngineError, match="requires Model Runner V2"):
+            await replica.start()
