@@ -50,7 +50,7 @@ from swe_rl.training.schedule import learning_rate
 from swe_rl.training.stats import step_metrics
 from swe_rl.training.step_batches import optimizer_steps, packed_step
 from swe_rl.training.torch_backend import TorchBackend
-from swe_rl.training.weight_adapters import export_adapters
+from swe_rl.training.weight_adapters import export_adapters, merged_on_host
 from swe_rl.training.weight_sync import WeightPublisher
 from swe_rl.types import StepStats, Task, TrainSample, Trajectory
 
@@ -359,7 +359,7 @@ def export(run: Run, directory: Path) -> None:
     """The present weights as a Hugging Face directory, adapters merged, and the adapters alone in it. Collective."""
     main, adapted = mesh.is_main(), bool(run.cfg.model.lora_rank)
     trained = run.backend.masters.full_on_host(keep=main)
-    weights = run.backend.weights() if adapted else trained
+    weights = merged_on_host(run.backend.model, trained, keep=main) if adapted else trained
     if main:
         checkpoint.export(directory, weights, model_config=run.backend.model.config, tokenizer=run.tokenizer)
         if adapted:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from swe_rl.errors import CheckpointError, ConfigError
-from swe_rl.models.adapters import SUFFIXES, adapted_layers
+from swe_rl.models.adapters import SUFFIXES, AdaptedLinear, adapted_layers
 from swe_rl.training.masters import full_tensor
 
 
@@ -22,16 +22,34 @@ def merged(model: nn.Module, trained: Mapping[str, Tensor]) -> dict[str, Tensor]
     layers = dict(adapted_layers(model))
     if not layers:
         return dict(trained)
-    found: dict[str, Tensor] = {}
-    for name, param in model.named_parameters():
-        if name.endswith(SUFFIXES):
-            continue
-        whole, owner = full_tensor(param), name.rpartition(".")[0]
-        if owner in layers and name.endswith(".weight"):
-            a, b = (trained[f"{owner}.{suffix}"] for suffix in SUFFIXES)
-            whole = whole.to(a.dtype).addmm(b, a, alpha=layers[owner].scale)
-        found[name] = whole
+    return {name: _with_adapter(name, full_tensor(param), layers, trained) for name, param in _own(model)}
+
+
+def merged_on_host(model: nn.Module, trained: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
+    """As `merged` of a model with adapters, one tensor after the other into host memory: no device ever holds more than
+    one that it did not hold before. Without `keep` this rank only takes part, needs no `trained` and returns {}."""
+    layers, found = dict(adapted_layers(model)), {}
+    for name, param in _own(model):
+        whole = full_tensor(param)
+        if keep:
+            found[name] = _with_adapter(name, whole, layers, trained).cpu()
     return found
+
+
+def _own(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters that the model had without adapters."""
+    return ((name, param) for name, param in model.named_parameters() if not name.endswith(SUFFIXES))
+
+
+def _with_adapter(
+    name: str, whole: Tensor, layers: Mapping[str, AdaptedLinear], trained: Mapping[str, Tensor]
+) -> Tensor:
+    """A whole parameter, with its layer's adapter in it if it is the weight of one; where `whole` lies."""
+    owner = name.rpartition(".")[0]
+    if owner not in layers or not name.endswith(".weight"):
+        return whole
+    a, b = (trained[f"{owner}.{suffix}"].to(whole.device) for suffix in SUFFIXES)
+    return whole.to(a.dtype).addmm(b, a, alpha=layers[owner].scale)
 
 
 def export_adapters(directory: Path, model: nn.Module, trained: Mapping[str, Tensor], *, base: str) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import adapter_export_worker
+import forked_ranks
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -217,6 +219,12 @@ def test_adapters_are_written_as_peft_reads_them(adapted_backend: Callable[..., 
     assert merged(plain, {"x": torch.ones(1)}) == {"x": torch.ones(1)}
     with pytest.raises(ConfigError, match="no adapters to export"):
         export_adapters(tmp_path / "other", plain, {}, base="nano")
+
+
+@pytest.mark.slow
+def test_ranks_that_share_the_model_merge_one_tensor_after_the_other(tmp_path: Path) -> None:
+    """The worker asserts: rank 0 gets what `weights` gives, bit by bit, and the other one holds nothing."""
+    forked_ranks.start(adapter_export_worker, tmp_path)
 
 
 @pytest.fixture
