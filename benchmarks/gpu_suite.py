@@ -24,6 +24,7 @@ import torch
 from bench_head import products
 from gpu_attention import attention_section
 from gpu_context import context_section
+from gpu_train import train_section
 from gpu_weight_delta import weight_delta_section
 from head_cases import HeadCase, HeadInputs, make_inputs
 from head_providers import NOTES, PROVIDERS, SCORING, first_line, run_provider, versions
@@ -188,6 +189,7 @@ SECTIONS: dict[str, Callable[[Suite], None]] = {
     "context": context_section,
     "weight_delta": weight_delta_section,
     "rope": rope_section,
+    "train": train_section,
 }
 
 
