@@ -45,11 +45,13 @@ class TrainerConfig:
     # Only for backend=megatron; data parallelism is what these and context_parallel leave of the processes:
     tensor_parallel: int = 1  # with sequence parallelism
     pipeline_parallel: int = 1
+    virtual_pipeline: int = 1  # parts of the model on each pipeline rank, by turns (interleaved): smaller bubbles
     expert_parallel: int = 1  # experts are spread over so many of the data and context parallel ranks
     offload: bool = False  # optimiser state and masters in host memory
 
 
-MEGATRON_KEYS = ("tensor_parallel", "pipeline_parallel", "expert_parallel", "offload")
+MEGATRON_KEYS = ("tensor_parallel", "pipeline_parallel", "virtual_pipeline", "expert_parallel", "offload")
+MIN_INTERLEAVED = 3  # pipeline ranks: megatron-core does not tell apart what two of them send one another both ways
 TORCH_KEYS = ("fsdp", "head_impl", "context_scheme")
 FIXED_KEYS = ("backend", "fsdp", "context_parallel", "context_scheme", *MEGATRON_KEYS)  # the same in all phases
 MEGATRON_FIXED_KEYS = ("attention", "activation_checkpointing")  # as well: its layers are built with them
@@ -65,7 +67,7 @@ BOUNDS = Bounds(
     },
     positive=(
         *("learning_rate", "muon_learning_rate", "eps", "max_grad_norm"),
-        *("tensor_parallel", "context_parallel", "pipeline_parallel", "expert_parallel"),
+        *("tensor_parallel", "context_parallel", "pipeline_parallel", "virtual_pipeline", "expert_parallel"),
     ),
     not_negative=("warmup_steps", "warmup_ratio", "min_lr_ratio", "weight_decay"),
     at_most_one=("min_lr_ratio", "warmup_ratio"),
@@ -94,6 +96,11 @@ def validate_trainer(cfg: TrainerConfig) -> None:
         )
     if cfg.backend == "megatron" and cfg.attention == "sdpa":
         raise ConfigError("trainer.attention=sdpa is not for trainer.backend=megatron: set it to auto")
+    if cfg.virtual_pipeline > 1 and cfg.pipeline_parallel < MIN_INTERLEAVED:
+        raise ConfigError(
+            f"trainer.virtual_pipeline={cfg.virtual_pipeline} needs trainer.pipeline_parallel of at least "
+            f"{MIN_INTERLEAVED}, it is {cfg.pipeline_parallel}: raise it, or set trainer.virtual_pipeline=1"
+        )
     if cfg.backend == "megatron" and cfg.optimizer != "adamw":
         raise ConfigError(f"trainer.optimizer={cfg.optimizer} is not for trainer.backend=megatron: set it to adamw")
     if cfg.optimizer == "muon" and cfg.fsdp:

@@ -27,7 +27,7 @@ from swe_rl.errors import ConfigError
 
 FREE_ON_RESUME = ("resume", "run_dir", "threads")  # the keys that a resumed run may have otherwise
 LAYOUT_KEYS = (  # as well: how Megatron's ranks share the model changes no number, and a checkpoint fits every layout
-    *("tensor_parallel", "context_parallel", "pipeline_parallel", "expert_parallel"),
+    *("tensor_parallel", "context_parallel", "pipeline_parallel", "virtual_pipeline", "expert_parallel"),
     *("offload", "activation_checkpointing"),
 )
 

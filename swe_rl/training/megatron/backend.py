@@ -27,7 +27,7 @@ from swe_rl.training import mesh
 from swe_rl.training.megatron.convert import open_reader
 from swe_rl.training.megatron.core_attention import PackedCoreAttention
 from swe_rl.training.megatron.grid import Grid, open_grid
-from swe_rl.training.megatron.model import build_stage
+from swe_rl.training.megatron.model import build_chunks
 from swe_rl.training.megatron.parts import Exchange, Part, local_parts
 from swe_rl.training.megatron.passes import Passes, Scored
 from swe_rl.training.megatron.publish import ReplicaWeightSource
@@ -83,11 +83,11 @@ class MegatronBackend(ReferenceScores):
     def _build(self, cfg: TrainerConfig, dtype: torch.dtype) -> None:
         """Stage and masters without values."""
         self.dtype = dtype
-        self.stage = build_stage(self.model.config, self.shape, self.grid, cfg, dtype=dtype)
+        self.stage = build_chunks(self.model.config, self.shape, self.grid, cfg, dtype=dtype)
         self._rope = rope_from_config(self.model.config)
-        self.parts = local_parts(self.stage, self.shape, self.grid)
+        self.parts = local_parts(list(self.stage), self.shape, self.grid)
         self.exchange = Exchange(self.parts, self.shape, self.grid)
-        self.passes = Passes(stage=self.stage, grid=self.grid, vocab=self.shape.vocab)
+        self.passes = Passes(chunks=list(self.stage), grid=self.grid, vocab=self.shape.vocab)
         self.masters = ShardedMasters(self.parts, self.exchange, self.grid, offload=cfg.offload)
 
     def new_phase(
@@ -294,7 +294,8 @@ def _gradient(master: Tensor) -> Tensor:
 
 
 def _layout_keys(cfg: TrainerConfig) -> tuple[Any, ...]:
-    layout = (cfg.tensor_parallel, cfg.context_parallel, cfg.pipeline_parallel, cfg.expert_parallel)
+    pipeline = (cfg.pipeline_parallel, cfg.virtual_pipeline)
+    layout = (cfg.tensor_parallel, cfg.context_parallel, *pipeline, cfg.expert_parallel)
     return (*layout, cfg.offload, cfg.activation_checkpointing, cfg.attention)
 
 

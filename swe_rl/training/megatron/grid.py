@@ -57,6 +57,7 @@ class Grid:
 
     @property
     def place(self) -> Rank:
+        """Of its first model chunk."""
         return Rank(tensor=self.tensor.rank, pipeline=self.pipeline.rank, expert=self.expert.rank)
 
 
@@ -81,6 +82,7 @@ def grid_sizes(cfg: TrainerConfig, *, world_size: int) -> MegatronLayout:
     return MegatronLayout(
         tensor_parallel=cfg.tensor_parallel,
         pipeline_parallel=cfg.pipeline_parallel,
+        virtual_pipeline=cfg.virtual_pipeline,
         expert_parallel=cfg.expert_parallel,
     )
 
@@ -99,6 +101,7 @@ def open_grid(cfg: TrainerConfig, *, device: torch.device) -> Grid:
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=cfg.tensor_parallel,
         pipeline_model_parallel_size=cfg.pipeline_parallel,
+        virtual_pipeline_model_parallel_size=cfg.virtual_pipeline if cfg.virtual_pipeline > 1 else None,
         context_parallel_size=cfg.context_parallel,
         expert_model_parallel_size=cfg.expert_parallel,
         expert_tensor_parallel_size=cfg.tensor_parallel,

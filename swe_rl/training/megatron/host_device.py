@@ -64,6 +64,8 @@ class _HostCuda(ModuleType):
     def current_stream(self, *_: Any) -> _HostStream:
         return _HostStream()
 
+    default_stream = current_stream
+
     def stream(self, _: Any) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
@@ -82,10 +84,11 @@ class _HostStream:
 
 
 class _GlooDistributed(ModuleType):
-    """torch.distributed, where ranks may bring shares of unequal sizes, as NCCL allows."""
+    """torch.distributed, where ranks may bring shares of unequal sizes and what is sent is gone, as with NCCL."""
 
     def __init__(self) -> None:
         super().__init__("torch.distributed")
+        self._sent: list[tuple[Any, Tensor]] = []  # and not received yet, with what they read
 
     def __getattr__(self, name: str) -> Any:
         return getattr(dist, name)
@@ -98,6 +101,18 @@ class _GlooDistributed(ModuleType):
         dist.all_gather(found, padded, group=group)
         for part, each in zip(parts, found, strict=True):
             part.copy_(each[: len(part)])
+
+    def batch_isend_irecv(self, ops: list[dist.P2POp]) -> list[Any]:
+        """What is left to wait for is what comes. A gloo send ends when its receiver asks for it, so two ranks that
+        first wait for what they sent would wait forever: interleaved stages exchange shapes so."""
+        for op in ops:
+            if op.op is dist.isend:
+                op.tensor = op.tensor.clone()
+        works = dist.batch_isend_irecv(ops)
+        both = list(zip(ops, works, strict=True))
+        left = [(work, kept) for work, kept in self._sent if not work.is_completed()]
+        self._sent = left + [(work, op.tensor) for op, work in both if op.op is dist.isend]
+        return [work for op, work in both if op.op is dist.irecv]
 
     def reduce_scatter(self, own: Tensor, parts: list[Tensor], group: Any = None) -> None:
         whole = torch.cat(parts)

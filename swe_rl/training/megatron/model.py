@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from swe_rl.config import TrainerConfig
 from swe_rl.models.rope import rope_from_config
@@ -27,27 +27,38 @@ from swe_rl.training.planning.shapes import ModelShape
 Head = Callable[[Tensor, Tensor], Tensor]  # (hidden [n, H] of this rank, weight of the head [V / R, H]) -> output
 
 
-def build_stage(hf_config: Any, shape: ModelShape, grid: Grid, cfg: TrainerConfig, *, dtype: torch.dtype) -> Any:
-    """The model of this process: its stage, uninitialised, in `dtype`. ConfigError for a model that does not fit."""
-    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
-
+def build_chunks(
+    hf_config: Any, shape: ModelShape, grid: Grid, cfg: TrainerConfig, *, dtype: torch.dtype
+) -> nn.ModuleList:
+    """The model of this process, uninitialised, in `dtype`: its stage, under an interleaved pipeline several of them.
+    ConfigError for a model that does not fit."""
     grid.layout.check(shape)
     config = transformer_config(hf_config, shape, grid, cfg, dtype=dtype)
-    stage, last = grid.pipeline.rank, grid.pipeline.size - 1
-    count = get_num_layers_to_build(config, None, stage)
-    specs = [_layer(hf_config, shape, cfg, layer) for layer in range(stage * count, (stage + 1) * count)]
-    with host_device.building():
-        model = gpt_class()(
-            config,
-            TransformerBlockSubmodules(layer_specs=specs, layer_norm=RowNorm),
-            grid.layout.padded_vocab(shape.vocab),
-            max_sequence_length=hf_config.max_position_embeddings,
-            position_embedding_type="none",
-            pre_process=stage == 0,
-            post_process=stage == last,
-            share_embeddings_and_output_weights=shape.tied,
-        )
-    return model.to(grid.device)
+    count, last = shape.num_layers // grid.layout.num_stages, grid.layout.num_stages - 1
+    chunks = nn.ModuleList()
+    for virtual in range(grid.layout.virtual_pipeline):
+        stage = virtual * grid.pipeline.size + grid.pipeline.rank
+        specs = [_layer(hf_config, shape, cfg, layer) for layer in range(stage * count, (stage + 1) * count)]
+        with host_device.building():
+            chunk = gpt_class()(
+                config,
+                _block(specs),
+                grid.layout.padded_vocab(shape.vocab),
+                max_sequence_length=hf_config.max_position_embeddings,
+                position_embedding_type="none",
+                pre_process=stage == 0,
+                post_process=stage == last,
+                share_embeddings_and_output_weights=shape.tied,
+                vp_stage=virtual if grid.layout.virtual_pipeline > 1 else None,
+            )
+        chunks.append(chunk.to(grid.device))
+    return chunks
+
+
+def _block(specs: list[Any]) -> Any:
+    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+
+    return TransformerBlockSubmodules(layer_specs=specs, layer_norm=RowNorm)
 
 
 def transformer_config(hf: Any, shape: ModelShape, grid: Grid, cfg: TrainerConfig, *, dtype: torch.dtype) -> Any:
@@ -55,6 +66,7 @@ def transformer_config(hf: Any, shape: ModelShape, grid: Grid, cfg: TrainerConfi
     from megatron.core.transformer import TransformerConfig
 
     options: dict[str, Any] = {}
+    virtual = grid.layout.virtual_pipeline
     if shape.num_experts:
         options = expert_options(hf, shape.num_layers, shape.dense_layers)
         options |= {"expert_model_parallel_size": grid.expert.size, "expert_tensor_parallel_size": grid.tensor.size}
@@ -71,6 +83,7 @@ def transformer_config(hf: Any, shape: ModelShape, grid: Grid, cfg: TrainerConfi
         sequence_parallel=grid.sequence_parallel,
         context_parallel_size=grid.context.size,
         pipeline_model_parallel_size=grid.pipeline.size,
+        virtual_pipeline_model_parallel_size=virtual if virtual > 1 else None,
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,

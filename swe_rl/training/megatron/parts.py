@@ -43,22 +43,22 @@ class Part:
         return self.replicated and (sequence_parallel or self.unit.hf[0].endswith(("q_norm.weight", "k_norm.weight")))
 
 
-def local_parts(stage: Any, shape: ModelShape, grid: Grid) -> list[Part]:
+def local_parts(chunks: Sequence[nn.Module], shape: ModelShape, grid: Grid) -> list[Part]:
     """All parameters of this process, in the order of the forward pass. InvariantError when one has no unit."""
-    named = dict(stage.named_parameters())
+    named = [dict(chunk.named_parameters()) for chunk in chunks]
     found = []
     for unit in units(shape):
         for rank, name in places(unit, shape, grid.layout):
-            if rank == grid.place._replace(tensor=0):
+            if rank._replace(virtual=0) == grid.place._replace(tensor=0):
                 tied = unit.name != HEAD and name == HEAD
                 key = HEAD if tied else unit.name.format(layer=unit.layer, expert=unit.expert)
-                param = named.pop(name, None)
+                param = named[rank.virtual].pop(name, None)
                 if param is None or tuple(param.shape) != part_shape(unit, shape, grid.layout):
                     raise InvariantError(f"megatron-core built no {name} of the expected shape for {unit.hf[0]}")
                 twin = shape.tied and unit.name == EMBEDDING and grid.layout.num_stages > 1
                 found.append(Part(key=key, unit=unit, param=param, tied_copy=tied, has_twin=twin))
-    if named:
-        raise InvariantError(f"megatron-core built {min(named)}, which no tensor of {shape.family} becomes")
+    if spare := [name for rest in named for name in rest]:
+        raise InvariantError(f"megatron-core built {min(spare)}, which no tensor of {shape.family} becomes")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Forward and backward passes over micro-batches, by megatron-core's own schedules (one stage, or 1F1B).
+"""Forward and backward passes over micro-batches, by megatron-core's own schedules (one stage, 1F1B, interleaved).
 
 The last stage computes the loss with our vocabulary-parallel head. Megatron takes it as three values, (loss, tokens,
 statistics), of which it divides nothing: token weights hold every denominator, so gradients are only ever added.
@@ -29,9 +29,9 @@ Scored = tuple[int, Tensor, Tensor]  # index of the row, which of its targets, t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
-    """The stage of this process and what it needs for a pass."""
+    """The model chunks of this process and what it needs for a pass."""
 
-    stage: Any
+    chunks: Sequence[Any]  # of the model, one but for an interleaved pipeline
     grid: Grid
     vocab: int  # without padding
 
@@ -73,10 +73,11 @@ class Passes:
             row = next(source)
             return run_stage(model, row.inputs.input_ids, packed_params(row.inputs), partial(head, row)), result_of(row)
 
+        interleaved = len(self.chunks) > 1
         found: list[Any] = get_forward_backward_func()(
             forward_step_func=step,
-            data_iterator=iter(rows),
-            model=self.stage,
+            data_iterator=[iter(rows) for _ in self.chunks] if interleaved else iter(rows),
+            model=list(self.chunks) if interleaved else self.chunks[0],
             num_microbatches=len(rows),
             seq_length=self.grid.tensor.size * self.grid.context.size,  # not read: lengths vary
             micro_batch_size=1,

@@ -36,8 +36,8 @@ class RankRow:
 
 
 def replica_rows(batches: Sequence[PackedBatch], grid: Grid) -> tuple[list[PackedBatch], list[int]]:
-    """(rows of all ranks of the replica and padding, indices of this rank's own). Every rank of the run gets as many.
-    Collective."""
+    """(rows of all ranks of the replica and padding, indices of this rank's own). Every rank of the run gets as many,
+    under an interleaved pipeline a multiple of its ranks, as megatron-core wants it. Collective."""
     parts = _gathered(batches, grid)
     rows = [batch for _, part in parts for batch in part]
     before = 0
@@ -47,6 +47,8 @@ def replica_rows(batches: Sequence[PackedBatch], grid: Grid) -> tuple[list[Packe
             own = list(range(before, before + len(part)))
         before += len(part)
     count = max(1, int(mesh.all_reduce_max([float(len(rows))])[0]))
+    if grid.layout.virtual_pipeline > 1:
+        count += -count % grid.pipeline.size
     return rows + [empty_batch()] * (count - len(rows)), own
 
 

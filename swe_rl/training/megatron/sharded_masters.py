@@ -1,9 +1,9 @@
 """Master weights, gradients and AdamW of a Megatron model, spread over the ranks that hold the same weights (ZeRO-1).
 
-Ours, in place of megatron-core's DistributedOptimizer: that one compares tensor types with those of CUDA, so it cannot
-be run where these tests run, and its state has names and cuts of its own. This one keeps its state by parameter, whence
-checkpoints fit every layout and the torch backend. It overlaps nothing: gradients are summed when the last micro-batch
-is done. Nothing is claimed for its speed.
+Ours, in place of megatron-core's DistributedOptimizer: the state of that one has names and cuts of its own, and it has
+no fp64. This one keeps its state by parameter, whence checkpoints fit every layout and the torch backend. Where theirs
+is told that tensors are CUDA's, as it insists, it takes the same step on a CPU (test_megatron_optimizer). Ours overlaps
+nothing: gradients are summed when the last micro-batch is done. Nothing is claimed for its speed.
 
 Letters: N elements of a parameter, D ranks with the same weights, n = ceil(N / D) of them on each rank.
 """

@@ -50,6 +50,7 @@ CONFIGS = {
     "qwen3": Qwen3Config(**SIZES, head_dim=12, tie_word_embeddings=False),
     "qwen2": Qwen2Config(**SIZES, tie_word_embeddings=False),
     "llama": LlamaConfig(**SIZES, tie_word_embeddings=True),
+    "deep": Qwen3Config(**{**SIZES, "num_hidden_layers": 8}, head_dim=12, tie_word_embeddings=True),
     "moe": Qwen3MoeConfig(
         **{**SIZES, "num_hidden_layers": 3}, **EXPERTS, head_dim=12, norm_topk_prob=True, mlp_only_layers=[1]
     ),

@@ -50,6 +50,7 @@ CASES = [
     case("cp2-pp2", "qwen2", 4, **{C: 2, P: 2}),
     case("tp2-single", "llama", 2, "float32", **{T: 2}),
     case("one-single", "qwen3", 1, "float32"),
+    case("pp4-interleaved-tied", "deep", 4, **{P: 4, "virtual_pipeline": 2}),
     case("experts-one", "moe", 1),
     case("experts-ep2", "moe", 2, **{E: 2}),
     case("experts-ep2-cp2", "moe", 2, **{E: 2, C: 2}),
