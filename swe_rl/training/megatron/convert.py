@@ -37,6 +37,7 @@ from swe_rl.training.megatron.convert_files import (
 )
 from swe_rl.training.megatron.convert_split import hf_shapes, join, part_shape, split
 from swe_rl.training.megatron.convert_units import MegatronLayout, Rank, Unit, places, units
+from swe_rl.training.megatron.parameters import Parameters
 from swe_rl.training.planning.shapes import ModelShape, shape_from_directory
 
 K = TypeVar("K")
@@ -56,15 +57,19 @@ class Reader(Protocol):
 
 
 class HfReader:
-    """A Hugging Face directory of safetensors. CheckpointError unless it holds exactly the tensors of its config."""
+    """A Hugging Face directory of safetensors. CheckpointError unless it holds exactly the tensors of its config; those
+    of experts may be in parameters as transformers' model has them, which is how trained models are exported."""
 
     def __init__(self, directory: Path) -> None:
         self.shape = shape_from_directory(directory)
         self._files = TensorFiles(hf_files(directory))
-        wanted = {name for unit in units(self.shape) for name in unit.hf}
+        self._parameters = Parameters(self.shape)
+        held, wanted = self._files.names, set(self._parameters.spans)
+        self._inside = {n: at for n, at in self._parameters.spans.items() if n not in held and at.name in held}
         spare = {"lm_head.weight"} if self.shape.tied else set()  # some files hold it although it is the embedding
-        unknown = {n for n in self._files.names - wanted - spare if not n.endswith(BUFFERS)}
-        missing = wanted - self._files.names
+        spare |= {at.name for at in self._inside.values()}
+        unknown = {n for n in held - wanted - spare if not n.endswith(BUFFERS)}
+        missing = wanted - held - set(self._inside)
         if unknown or missing:
             self._files.__exit__()
             what = f"no {min(missing)}" if missing else f"{min(unknown)}, which a {self.shape.family} does not have"
@@ -77,7 +82,7 @@ class HfReader:
         self._files.__exit__(*error)
 
     def dtype(self, unit: Unit) -> torch.dtype:
-        metas = [self._files.meta(name) for name in unit.hf]
+        metas = [self._meta(name) for name in unit.hf]
         for name, meta, expected in zip(unit.hf, metas, hf_shapes(unit, self.shape), strict=True):
             if meta.shape != expected:
                 raise CheckpointError(f"{name} has shape {meta.shape}, by config.json it is {expected}")
@@ -86,7 +91,27 @@ class HfReader:
         return metas[0].dtype
 
     def read(self, unit: Unit) -> list[Tensor]:
-        return [self._files.get(name) for name in unit.hf]
+        return [self._get(name) for name in unit.hf]
+
+    def _meta(self, name: str) -> TensorMeta:
+        if name not in self._inside:
+            return self._files.meta(name)
+        whole = self._inside[name].name
+        meta = self._files.meta(whole)
+        if meta.shape != self._parameters.shapes[whole]:
+            raise CheckpointError(
+                f"{whole} has shape {meta.shape}, by config.json it is {self._parameters.shapes[whole]}"
+            )
+        return TensorMeta(meta.dtype, self._parameters.sizes[name])
+
+    def _get(self, name: str) -> Tensor:
+        """Of a parameter of several experts, only the rows that are asked for."""
+        if name not in self._inside:
+            return self._files.get(name)
+        whole, first = self._inside[name]
+        _, rows, columns = self._parameters.shapes[whole]
+        expert, row = divmod(first // columns, rows)
+        return self._files.rows(whole, expert, row, row + self._parameters.sizes[name][0])
 
 
 class MegatronReader:

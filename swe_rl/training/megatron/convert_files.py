@@ -124,6 +124,11 @@ class TensorFiles:
         tensor: Tensor = self._file(name).get_tensor(name)
         return tensor
 
+    def rows(self, name: str, index: int, start: int, stop: int) -> Tensor:
+        """tensor[index, start:stop], which is all that is read."""
+        found: Tensor = self._file(name).get_slice(name)[index, start:stop]
+        return found
+
     def _file(self, name: str) -> Any:
         if name not in self._of:
             raise CheckpointError(f"there is no tensor {name} in the checkpoint")

@@ -11,6 +11,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from swe_rl.errors import CheckpointError
+from swe_rl.training import checkpoint
+from swe_rl.training.megatron.convert import HfReader
 from swe_rl.training.megatron.parameters import Parameters
 from swe_rl.training.planning.shapes import shape_from_config
 
@@ -55,6 +57,26 @@ def test_files_and_parameters_are_the_same_tensors(experts: int, tmp_path: Path)
     assert all(torch.equal(found[name], tensor) for name, tensor in own.items())
     names = [name for group in parameters.groups for name in parameters.names(group)]
     assert sorted(names) == sorted(own)  # no parameter is of two groups
+
+
+def test_an_exported_model_is_read_as_the_files_of_transformers(tmp_path: Path) -> None:
+    """Parameters are exported under their own names; the converter gives back what save_pretrained writes."""
+    parameters, model = make(experts=5)
+    own = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    model.save_pretrained(tmp_path / "plain")
+    files = load_file(tmp_path / "plain" / "model.safetensors")
+    exported = checkpoint.export(tmp_path / "exported", own, model_config=model.config)
+    assert set(load_file(exported / "model.safetensors")) == set(own)
+    with HfReader(exported) as reader:
+        for unit in (unit for group in parameters.groups for unit in group):
+            assert reader.dtype(unit) == torch.float32
+            for name, tensor in zip(unit.hf, reader.read(unit), strict=True):
+                assert torch.equal(tensor, files[name])
+    own["model.layers.2.mlp.experts.down_proj"] = torch.zeros(5, 24, 11)
+    wrong = checkpoint.export(tmp_path / "wrong", own, model_config=model.config)
+    down = next(unit for unit in parameters.groups[-2] if unit.rule == "row")
+    with HfReader(wrong) as reader, pytest.raises(CheckpointError, match=r"\(5, 24, 11\), by config\.json it is"):
+        reader.dtype(down)
 
 
 def test_parameters_of_another_model() -> None:
