@@ -2,13 +2,14 @@
 gpu_suite.
 
 One document that fills the row, every token trained (the dearest case for the head), recomputed activations, bf16 with
-fp32 masters and AdamW. Limits are what prime-rl published for one H100 (benchmarks/baselines, January 2026: RL, all
-weights, recomputed activations, FlashAttention 3; 11,896 and 10,147 tokens/s, 12.5 and 19.6 GiB). Whether its rows
-train as many of their tokens is not said there.
+fp32 masters and AdamW. Limits are what prime-rl published for one H100 (the folder benchmarks/baselines of its
+repository, January 2026: RL, all weights, recomputed activations, FlashAttention 3; 11,896 and 10,147 tokens/s, 12.5 and
+19.6 GiB). Whether its rows train as many of their tokens is not said there.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import random
 import statistics
@@ -93,6 +94,9 @@ def _measure(suite: Suite, case: TrainCase) -> None:
 
 def measured(case: TrainCase) -> StepCosts:
     """One step to warm up, then the median of some. RuntimeError when a step did not move the weights."""
+    gc.collect()  # a Megatron model is a cycle of references: that of the case before would count in this one's peak
+    if case.device == "cuda":
+        torch.cuda.empty_cache()
     backend, row = open_backend(case), make_row(case)
     backend.train_step([row], learning_rate=1e-6)
     if case.device == "cuda":

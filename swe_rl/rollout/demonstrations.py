@@ -6,6 +6,7 @@ on their sampled tokens needs nothing of its own.
 
 from __future__ import annotations
 
+import ast
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -110,11 +111,11 @@ class TranslatedDemonstrator:
         """Takes the function out and writes a new one where the tools can do both: `old_str` would have to repeat the
         faulty line, where a small policy that knows the right one writes that."""
         before = self._files[path]
+        after = self._files[path] = replace_function(before, name=name, body=body)
         rewrite = rewrite_calls(self._toolset, path, before, name=name, body=body)
         if rewrite is not None:
             first, *self._planned, self._files[path] = *rewrite.calls, rewrite.after
             return first
-        after = self._files[path] = replace_function(before, name=name, body=body)
         edit = replacement_between(path, before.decode(), after.decode())
         if edit is None:  # it edits nothing: there is no such call of these tools
             return look_call(self._toolset, path, 1, num_lines(before))
@@ -131,8 +132,13 @@ class Rewrite:
 
 def rewrite_calls(toolset: str, path: str, before: bytes, *, name: str, body: str) -> Rewrite | None:
     """Takes a function out, from its `def` to its `return`, and puts `body` at the top of the file: no call repeats
-    what is in it. None where the tools have no editor that inserts, and for a function that is a method, has decorators
-    or goes on behind the first `return` that is not in a block."""
+    what is in it. None where the tools have no editor that inserts, for a file of more than functions, whose order may
+    matter, and for a function that is a method, has decorators or goes on behind the first `return` that is not in a
+    block."""
+    if b"\r" in before or not before.isascii():
+        return None
+    if not all(isinstance(node, ast.FunctionDef) for node in ast.parse(before).body):
+        return None
     lines = before.splitlines(keepends=True)
     starts = [i for i, line in enumerate(lines, 1) if line.startswith(f"def {name}(".encode())]
     ends = [i for i, line in enumerate(lines, 1) if line.startswith(b"    return") and starts and i > starts[0]]

@@ -70,8 +70,13 @@ class MegatronLayout:
             if number % self.tensor_parallel:
                 raise ConfigError(f"tensor_parallel={self.tensor_parallel} does not divide the {number} {what}")
         if shape.num_layers % self.num_stages:
-            raise ConfigError(f"{self.num_stages} stages of the pipeline do not divide the {shape.num_layers} layers")
-        if max(shape.num_experts, 1) % self.expert_parallel:
+            stages = f"pipeline_parallel={self.pipeline_parallel}"
+            if self.virtual_pipeline > 1:
+                stages += f" x virtual_pipeline={self.virtual_pipeline}"
+            raise ConfigError(f"{stages} does not divide the {shape.num_layers} layers")
+        if self.expert_parallel > 1 and not shape.num_experts:
+            raise ConfigError(f"expert_parallel={self.expert_parallel}, but the model has no experts: set it to 1")
+        if shape.num_experts % self.expert_parallel:
             raise ConfigError(f"expert_parallel={self.expert_parallel} does not divide the {shape.num_experts} experts")
 
 

@@ -233,6 +233,10 @@ async def test_a_function_is_taken_out_and_written_anew(
         ("r2e", "def f(a):\n    return 1\n    return 2\n"),
         ("r2e", "def f(a):\n    yield 1\n\n\ndef g():\n    return 1\n"),
         ("r2e", FIRST + FIRST),
+        ("r2e", "from __future__ import annotations\n" + FIRST),
+        ("r2e", "LIMIT = 3\n\n\ndef f(a=LIMIT):\n    return a\n"),
+        ("r2e", FIRST + "\n\ndef g():\n    return 'ü'\n"),
+        ("r2e", FIRST.replace("\n", "\r\n")),
     ],
 )
 def test_other_functions_are_not_rewritten(toolset: str, before: str) -> None:

@@ -277,9 +277,9 @@ def test_writer_refuses_what_was_not_announced(tmp_path: Path) -> None:
     [
         (MegatronLayout(tensor_parallel=4), "tensor_parallel=4 does not divide the 6 query heads"),
         (MegatronLayout(tensor_parallel=3), "tensor_parallel=3 does not divide the 2 key-value heads"),
-        (MegatronLayout(pipeline_parallel=3), "3 stages of the pipeline do not divide the 4 layers"),
+        (MegatronLayout(pipeline_parallel=3), "pipeline_parallel=3 does not divide the 4 layers"),
         (MegatronLayout(virtual_pipeline=2), "virtual_pipeline=2 needs a pipeline of at least 2"),
-        (MegatronLayout(expert_parallel=2), "expert_parallel=2 does not divide the 0 experts"),
+        (MegatronLayout(expert_parallel=2), "expert_parallel=2, but the model has no experts: set it to 1"),
         (MegatronLayout(tensor_parallel=0), "tensor_parallel=0 must be at least 1"),
         (MegatronLayout(modules="fused"), "modules='fused' is unknown: use one of local, te"),
     ],
