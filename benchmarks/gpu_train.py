@@ -2,9 +2,9 @@
 gpu_suite.
 
 One document that fills the row, every token trained (the dearest case for the head), recomputed activations, bf16 with
-fp32 masters and AdamW. Limits are what prime-rl published for one H100 (the folder benchmarks/baselines of its
-repository, January 2026: RL, all weights, recomputed activations, FlashAttention 3; 11,896 and 10,147 tokens/s, 12.5 and
-19.6 GiB). Whether its rows train as many of their tokens is not said there.
+fp32 masters and AdamW. Limits are what prime-rl published for one H100 (in its own benchmarks/baselines, January 2026:
+RL, all weights, recomputed activations, FlashAttention 3; 11,896 and 10,147 tokens/s, 12.5 and 19.6 GiB). Whether its
+rows train as many of their tokens is not said there.
 """
 
 from __future__ import annotations
