@@ -20,10 +20,10 @@ class EngineConfig:
     # full: every version is sent as a whole. delta: only the bf16 values that changed, few at the learning rates of RL;
     # everything when an engine has lost a version. Both are checked tensor by tensor. delta needs dtype=bfloat16.
     weight_sync: str = "full"
-    # Only for backend=vllm: the way of the weights. host: shared memory of this machine (also without GPUs) | nccl:
-    # from GPU to GPU, for engines with GPUs of their own | ipc: on the GPU that trainer and engine share (colocated) |
-    # auto: host for deltas, adapters, servers of somebody else and without a GPU, else ipc or nccl by the layout
-    weight_transfer: str = "auto"
+    # Only for backend=vllm: the way of the weights. host: shared memory of this machine, for every layout and also
+    # without GPUs | nccl: from GPU to GPU, for engines with GPUs of their own | ipc: on the GPU that trainer and engine
+    # share (colocated). nccl and ipc have not run on GPUs yet; they send no deltas and no adapters.
+    weight_transfer: str = "host"
     # What turns under way do during a weight update: pause (until it is done) | keep (sampling by the old weights while
     # the new ones arrive; over nccl and ipc as pause) | abort (they are asked anew, from the tokens they have;
     # embedded: they end as lost and are retried). Old keys and values are dropped.
@@ -68,7 +68,7 @@ ENGINE_BOUNDS = Bounds(
         "backend": ("embedded", "vllm"),
         "dtype": ("float32", "bfloat16"),
         "weight_sync": ("full", "delta"),
-        "weight_transfer": ("auto", "host", "nccl", "ipc"),
+        "weight_transfer": ("host", "nccl", "ipc"),
         "attention": ("auto", "FLASH_ATTN", "FLASHINFER", "TRITON_ATTN"),
         "layout": ("processes", "servers", "ray", "colocated"),
         "in_flight": ("pause", "keep", "abort"),
@@ -158,7 +158,7 @@ def validate_adapters(engine: EngineConfig, model: ModelConfig) -> None:
     if engine.weight_transfer in DIRECT and model.lora_rank:
         raise ConfigError(
             f"engine.weight_transfer={engine.weight_transfer} sends whole weights, with model.lora_rank="
-            f"{model.lora_rank} only adapters travel: set it to host or auto"
+            f"{model.lora_rank} only adapters travel: set it to host"
         )
 
 

@@ -26,8 +26,8 @@ from swe_rl.types import Completion
 log = logging.getLogger(__name__)
 
 _TAKE_S = 5.0  # longest wait of the driver for requests, so that a lost relay is noticed
-_SEND_TRIES = 4  # of one answer; then the relay is gone, and who waited there has an error by that
-_SEND_PAUSE_S = 0.5  # before the third of them, twice as long before the fourth
+# Before each try of one answer; after them the relay is gone, and who waited there has an error by that.
+_SEND_PAUSES_S = (0.0, 0.1, 0.5, 1.0)
 _KINDS: dict[str, type[SweRlError]] = {
     cls.__name__: cls for cls in (EngineDead, EngineError, InvariantError, SandboxUnavailable, ConfigError)
 }
@@ -235,9 +235,8 @@ class PolicyServer:
 
     async def _insist(self, request_id: str, result: Answer) -> None:
         """One answer alone; one that cannot travel is an EngineError of the caller, who would wait for ever."""
-        for attempt in range(_SEND_TRIES):
-            if attempt > 1:
-                await asyncio.sleep(_SEND_PAUSE_S * (attempt - 1))
+        for pause_s in _SEND_PAUSES_S:
+            await asyncio.sleep(pause_s)
             if not (why := await self._undelivered([(request_id, result)])):
                 return
             result = Failure("EngineError", f"the answer could not be delivered: {why}")

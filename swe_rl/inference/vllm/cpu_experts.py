@@ -27,16 +27,18 @@ def pass_the_check() -> None:
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
-        VllmConfig._verify_aux_output_compatibility = lambda self: None
+        checked: Any = VllmConfig
+        checked._verify_aux_output_compatibility = lambda self: None
 
 
 def let_the_cpu_runner_return_experts() -> None:
     """In a worker's process, before its runner is made. Idempotent; does nothing for engines that return none."""
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-    if not hasattr(CPUModelRunner, "_swe_rl_experts"):
-        CPUModelRunner._swe_rl_experts = None
-        _wrap(CPUModelRunner)
+    runner_class: Any = CPUModelRunner
+    if not hasattr(runner_class, "_swe_rl_experts"):
+        runner_class._swe_rl_experts = None
+        _wrap(runner_class)
 
 
 def _wrap(runner_class: Any) -> None:
@@ -57,7 +59,8 @@ def _wrap(runner_class: Any) -> None:
         if self._swe_rl_experts is not None:
             self._swe_rl_experts.begin_step(scheduler_output.aux_output_connector_metadata)
         output = execute(self, scheduler_output, *arguments, **options)
-        self._swe_rl_batch = batch_of(self.input_batch, scheduler_output)
+        if self._swe_rl_experts is not None:
+            self._swe_rl_batch = batch_of(self.input_batch, scheduler_output)
         return output
 
     def sample_tokens(self: Any, grammar_output: Any) -> Any:

@@ -1,9 +1,9 @@
 """Weights from the trainer's GPU into those of its engines, without a way over the host; the trainer's side.
 
-    sender = open_sender("nccl", cfg, shapes, lose=fleet.replace)
-    await sender.start(fleet.usable())      # they stand still, and wait for weights
-    await sender.send(bucket)               # every tensor that is complete, one after another
-    ...                                     # replica.close_update(version): they go on with the new ones
+    sender = open_sender(cfg, shapes, fleet)    # engine.weight_transfer: nccl or ipc
+    await sender.start()                        # its replicas stand still, and wait for weights
+    await sender.send(bucket)                   # every tensor that is complete, one after another
+    ...                                         # replica.close_update(version): they go on with the new ones
 
 nccl: every training process is rank 0 of a group with the workers of its own engines, which it broadcasts to. NCCL
 takes a GPU once in a group, so the engines need others than the trainer. ipc: trainer and engine share a GPU
@@ -29,7 +29,7 @@ from swe_rl.config import EngineConfig
 from swe_rl.errors import EngineError
 from swe_rl.inference.daemon_threads import in_daemon_thread
 from swe_rl.inference.vllm import health
-from swe_rl.inference.vllm.fleet import Place, run_all
+from swe_rl.inference.vllm.fleet import Fleet, Place, run_all
 from swe_rl.inference.vllm.ray_replica import node_address
 from swe_rl.inference.vllm.replica import ReplicaLost
 from swe_rl.inference.weight_update import WeightBucket
@@ -38,20 +38,8 @@ from swe_rl.ops.weight_delta import Delta, checksum
 log = logging.getLogger(__name__)
 
 SEND_S = 600.0  # for one bucket: after it the receivers are taken for lost
+ABANDON_S = 60.0  # for a receiver to end its part of an update: one that waits for the others' weights never does
 Named = Sequence[tuple[str, Tensor]]
-
-
-def transfer_kind(cfg: EngineConfig, *, gpus: bool, adapted: bool = False) -> str:
-    """How weights reach the engines: "host" (shared memory, weight_transfer.py), "nccl" or "ipc".
-
-    auto is host where there is no GPU, where servers are somebody else's, and where what travels is less than the
-    weights (deltas, adapters); else ipc for engines on the trainer's own GPU, nccl for others.
-    """
-    if cfg.weight_transfer != "auto":
-        return cfg.weight_transfer
-    if not gpus or cfg.urls or cfg.weight_sync == "delta" or adapted:
-        return "host"
-    return "ipc" if cfg.layout == "colocated" else "nccl"
 
 
 def nccl_group(address: str, port: int, *, replicas: int, tensor_parallel: int) -> tuple[dict[str, Any], list[Any]]:
@@ -114,7 +102,8 @@ class IpcLink:
         """Returns when the engine has its own copy: until then the trainer's tensors stay as they are."""
         if torch.cuda.is_available():
             torch.cuda.current_stream().synchronize()
-        info = {**described(named), "handles": [ipc_handle(tensor) for _, tensor in named]}
+        told = await asyncio.to_thread(described, named)
+        info = {**told, "handles": [ipc_handle(tensor) for _, tensor in named]}
         await run_all(health.watched(place.replica, place.replica.update(info)) for place in places)
 
     def close(self) -> None:
@@ -140,7 +129,8 @@ class NcclLink:
 
     async def send(self, places: Sequence[Place], named: Named) -> None:
         """Broadcasts in the order that the workers were told."""
-        updates = [health.watched(place.replica, place.replica.update(described(named))) for place in places]
+        info = await in_daemon_thread(self._on_device, described, named)
+        updates = [health.watched(place.replica, place.replica.update(info)) for place in places]
         await _all_or_first_error([in_daemon_thread(self._on_device, self._broadcast, named), *updates])
 
     def _on_device(self, call: Callable[[Any], Any], argument: Any) -> Any:
@@ -149,9 +139,11 @@ class NcclLink:
         return call(argument)
 
     def _broadcast(self, named: Named) -> None:
-        stream = torch.cuda.current_stream() if torch.cuda.is_available() else None
+        group, stream = self._group, torch.cuda.current_stream() if torch.cuda.is_available() else None
         for _, tensor in named:
-            self._group.broadcast(tensor, src=0, stream=stream)
+            if self._group is not group:  # closed meanwhile: nobody takes the rest
+                return
+            group.broadcast(tensor, src=0, stream=stream)
         if stream is not None:
             stream.synchronize()
 
@@ -163,13 +155,11 @@ class NcclLink:
 
 
 class DeviceSender:
-    """One update at a time. `lose(place, err)` is told of replicas that were lost: they are started anew, and get the
-    version from the host's copy of it."""
+    """One update at a time, to the usable replicas of `fleet`. Those that are lost meanwhile are started anew, and get
+    the version from the host's copy of it."""
 
-    def __init__(
-        self, link: IpcLink | NcclLink, shapes: Mapping[str, tuple[int, ...]], *, lose: Callable[[Place, Any], None]
-    ) -> None:
-        self._link, self._tensors, self._lose = link, WholeTensors(shapes), lose
+    def __init__(self, link: IpcLink | NcclLink, shapes: Mapping[str, tuple[int, ...]], fleet: Fleet) -> None:
+        self._link, self._tensors, self._fleet = link, WholeTensors(shapes), fleet
         self._members: list[tuple[int, int]] = []  # of the link: index and generation
         self._receiving: list[Place] = []  # of the update that is open
 
@@ -177,32 +167,38 @@ class DeviceSender:
         """Whether it has got the weights of the update that is open."""
         return place in self._receiving
 
-    async def start(self, places: Sequence[Place]) -> None:
-        """Tells `places` that weights are coming. They must stand still. Raises EngineError."""
+    async def start(self) -> None:
+        """Tells the replicas that weights are coming. They must be awake. Raises EngineError."""
         await self.abandon()  # of an update that could not be started
         self._tensors.clear()
-        self._receiving = list(places)
+        places = self._receiving = self._fleet.usable()  # without those that were lost just now
         members = [(place.index, place.generation) for place in places]
         if members and members != self._members:
             self._members = []
-            await self._together(self._link.join(places))
+            await self._together(lambda: self._link.join(places))
             self._members = members if self._receiving else []
-        await self._together(run_all(health.watched(p.replica, p.replica.open_update()) for p in self._receiving))
+        await self._together(
+            lambda: run_all(health.watched(p.replica, p.replica.open_update()) for p in self._receiving)
+        )
 
     async def send(self, bucket: WeightBucket) -> None:
         """Sends what is complete; nothing when all receivers were lost. Raises EngineError, also for wrong bits."""
         named = self._tensors.add(bucket)
         if named and self._receiving:
-            await self._together(self._link.send(self._receiving, named))
+            await self._together(lambda: self._link.send(self._receiving, named))
 
     async def abandon(self) -> None:
-        """Ends an update that is not to be used: its receivers stay paused, with weights of no version."""
-        places, self._receiving = self._receiving, []
-        for place in places:
+        """Ends an update that is not to be used: its receivers stay paused, with weights of no version. Can be called
+        again when it was cancelled."""
+        while self._receiving:
+            place = self._receiving[0]
             try:
-                await health.watched(place.replica, place.replica.abandon_update())
-            except EngineError as err:  # whatever it holds, it starts anew
-                self._lose(place, err)
+                if self._fleet.present(place):
+                    async with asyncio.timeout(ABANDON_S):
+                        await health.watched(place.replica, place.replica.abandon_update())
+            except (EngineError, TimeoutError) as err:  # whatever it holds, it starts anew
+                self._fleet.replace(place, _named(err, "an update could not be ended"))
+            self._receiving = self._receiving[1:]
 
     def finished(self) -> None:
         """The receivers have been told to go on."""
@@ -212,31 +208,32 @@ class DeviceSender:
         """Idempotent."""
         self._link.close()
 
-    async def _together(self, call: Awaitable[Any]) -> None:
-        """A step of all receivers. When one is lost the others wait for it in vain, so all are started anew."""
+    async def _together(self, step: Callable[[], Awaitable[Any]]) -> None:
+        """A step of all receivers. When one is lost the others wait for it in vain, so all are started anew. A step
+        that fails leaves the link with weights that nobody takes: it is not used again."""
         try:
+            if gone := [place for place in self._receiving if not self._fleet.present(place)]:
+                raise ReplicaLost(f"{gone[0].replica.name} is being replaced")
             async with asyncio.timeout(SEND_S) as limit:
-                await call
-        except (ReplicaLost, TimeoutError) as err:
-            if isinstance(err, TimeoutError) and not limit.expired():
-                raise
-            places, self._receiving, self._members = self._receiving, [], []
-            log.warning("a replica was lost while it received weights: all get them from the host's memory (%s)", err)
+                await step()
+        except BaseException as err:
+            self._members = []
             self._link.close()
+            late = isinstance(err, TimeoutError) and limit.expired()
+            if not late and not isinstance(err, ReplicaLost):
+                raise
+            places, self._receiving = self._receiving, []
+            log.warning("a replica was lost while it received weights: all get them from the host's memory (%s)", err)
             for place in places:
-                self._lose(
-                    place, err if isinstance(err, EngineError) else EngineError("weights did not arrive in time")
-                )
+                self._fleet.replace(place, _named(err, "weights did not arrive in time"))
 
 
-def open_sender(
-    kind: str, cfg: EngineConfig, shapes: Mapping[str, tuple[int, ...]], *, lose: Callable[[Place, Any], None]
-) -> DeviceSender:
-    """The sender of a kind, nccl or ipc."""
-    if kind == "ipc":
-        return DeviceSender(IpcLink(), shapes, lose=lose)
+def open_sender(cfg: EngineConfig, shapes: Mapping[str, tuple[int, ...]], fleet: Fleet) -> DeviceSender:
+    """The sender for engine.weight_transfer=nccl or ipc."""
+    if cfg.weight_transfer == "ipc":
+        return DeviceSender(IpcLink(), shapes, fleet)
     link = NcclLink(_address(cfg), tensor_parallel=cfg.tensor_parallel, open_group=_open_group)
-    return DeviceSender(link, shapes, lose=lose)
+    return DeviceSender(link, shapes, fleet)
 
 
 def ipc_handle(tensor: Tensor) -> dict[str, Any]:
@@ -266,6 +263,11 @@ def ipc_arguments(handle: Mapping[str, Any]) -> tuple[Any, ...]:
     shape = (Tensor, torch.Size(size), tuple(stride), offset)
     storage = (torch.storage.TypedStorage, getattr(torch, dtype), 0, place, storage_size, storage_offset)
     return (*shape, *storage, False, counter, counter_offset, event, event_needed)
+
+
+def _named(err: BaseException, late: str) -> EngineError:
+    """An error of the engine as it is; a limit that was passed says nothing itself."""
+    return err if isinstance(err, EngineError) else EngineError(late)
 
 
 async def _all_or_first_error(calls: Sequence[Awaitable[Any]]) -> list[Any]:

@@ -61,8 +61,8 @@ class VllmCounters:
 class VllmEngine:
     """Implements Policy, inference.base.Engine and weight_update.WeightReceiver. All methods are for the event loop's
     thread. `refresh` is asked, at the start of a phase, whether the replicas have to be started anew for its model;
-    `inbox` takes updates in buckets into the stored weights (default: as they come). With `transfer` nccl or ipc they
-    also go from GPU to GPU (device_transfer.py), and the stored ones are for replicas that start later.
+    `inbox` takes updates in buckets into the stored weights (default: as they come). With cfg.weight_transfer nccl or
+    ipc they also go from GPU to GPU (device_transfer.py), and the stored ones are for replicas that start later.
     """
 
     def __init__(
@@ -74,7 +74,6 @@ class VllmEngine:
         store: WeightStore,
         refresh: Callable[[ModelConfig], bool] = lambda cfg: False,
         inbox: WeightInbox | None = None,
-        transfer: str = "host",
     ) -> None:
         self.fleet = Fleet(replicas, max_skew=cfg.max_skew, catch_up=self._catch_up)
         self.replicas, self.contract = self.fleet.replicas, contract
@@ -83,16 +82,16 @@ class VllmEngine:
         self._cfg, self._store, self._refresh = cfg, store, refresh
         self._inbox = inbox or WeightInbox(store.targets)
         self._sender: DeviceSender | None = None
-        if transfer != "host":
+        if cfg.weight_transfer != "host":
             shapes = {name: tuple(tensor.shape) for name, tensor in store.targets.items()}
-            self._sender = open_sender(transfer, cfg, shapes, lose=self.fleet.replace)
+            self._sender = open_sender(cfg, shapes, self.fleet)
         self._plan: UpdatePlan | None = None  # of an update that has been started
         self._turns: dict[str, TurnProgress] = {}
         self._known: dict[str, tuple[int, list[int]]] = {}  # session -> version and ids that were computed for it
         self._writing = asyncio.Lock()  # held while the stored weights are neither the old nor the new ones
         self._stored = -1  # their version
         self._location: dict[str, Any] = {}  # where they lie; empty before the first, and when they are wrong
-        self._whole = asyncio.Event()  # not set: the last update left wrong bits, which nobody may load
+        self._whole = asyncio.Event()  # not set: an update is half way, or left wrong bits, which nobody may load
         self._whole.set()
         self._numbers = itertools.count()
         self._closed = False
@@ -159,11 +158,12 @@ class VllmEngine:
             self._plan, started = plan if suits else None, suits
         finally:
             if not started:
-                self._writing.release()
+                await self._end_writing()
         return started
 
     async def receive_weights(self, bucket: WeightBucket) -> None:
         """Copies the bucket into the stored weights, and sends it to the replicas where GPUs do that directly."""
+        self._whole.clear()  # the stored ones are neither the old nor the new ones, should it go no further
         calls: list[Any] = [asyncio.to_thread(self._inbox.receive, bucket)]
         await run_all(calls if self._sender is None else [*calls, self._sender.send(bucket)])
 
@@ -183,7 +183,7 @@ class VllmEngine:
                 held = await asyncio.to_thread(self._inbox.checksums, checksums)
                 await self._switch(plan.version, held)
         finally:
-            self._writing.release()
+            await self._end_writing()
         return wrong
 
     async def set_rope(self, cfg: ModelConfig) -> None:
@@ -247,11 +247,21 @@ class VllmEngine:
 
     async def _begin_writing(self) -> None:
         """Takes the stored weights for an update; one that was started and not finished is forgotten."""
-        if self._plan is not None:
-            self._plan = None
+        if self._plan is None:
+            await self._writing.acquire()
+        self._plan = None
+        try:
             await self._abandon_sending()
+        except BaseException:
             self._writing.release()
-        await self._writing.acquire()
+            raise
+
+    async def _end_writing(self) -> None:
+        """The update is over. If it is not in use by now its receivers expect no more of it."""
+        try:
+            await self._abandon_sending()
+        finally:
+            self._writing.release()
 
     async def _hold_up(self, in_flight: str) -> None:
         """What turns under way do from the start of an update on; see EngineConfig.in_flight."""
@@ -263,8 +273,14 @@ class VllmEngine:
         if self._sender is None:
             return
         if self._cfg.layout == "colocated":
-            await run_all(health.watched(place.replica, place.replica.wake()) for place in self.fleet.usable())
-        await self._sender.start(self.fleet.usable())
+            await run_all(self._wake(place) for place in self.fleet.usable())
+        await self._sender.start()
+
+    async def _wake(self, place: Place) -> None:
+        try:
+            await health.watched(place.replica, place.replica.wake())
+        except ReplicaLost as err:  # while it slept
+            self.fleet.replace(place, err)
 
     async def _abandon_sending(self) -> None:
         if self._sender is not None:

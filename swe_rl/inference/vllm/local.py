@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any, TypeVar
 
 from swe_rl.errors import EngineError
@@ -98,76 +98,74 @@ class LocalReplica:
 
         params = SamplingParams(**request.sampling, output_kind=RequestOutputKind.DELTA)
         prompt = TokensPrompt(prompt_token_ids=request.prompt_ids, cache_salt=request.cache_salt)
-        outputs = self._llm.generate(prompt, params, request.request_id)
+        if (llm := self._llm) is None:
+            raise ReplicaLost(f"{self.name} is closed")
+        outputs = llm.generate(prompt, params, request.request_id)
         try:
             async for output in outputs:
                 yield _chunk(output)
         except (EngineError, asyncio.CancelledError, GeneratorExit):
             raise
         except Exception as err:
-            raise self._lost(err) from err
+            raise self._lost(llm, err) from err
         finally:
             await outputs.aclose()
 
     async def abort(self, request_id: str) -> None:
         """Ends a request with what it has; does nothing when it is over."""
-        if self._llm is not None and not self._llm.errored:
-            await self._llm.abort(request_id)
+        llm = self._llm
+        if llm is not None and not llm.errored:
+            await self._told(llm, lambda llm: llm.abort(request_id))
 
     async def pause(self, *, abort: bool) -> None:
         """Computes nothing until the next `load`; requests under way are ended or stand still."""
-        await self._told(self._llm.pause_generation(mode="abort" if abort else "keep", clear_cache=False))
+        await self._pause(self._llm, abort=abort)
 
     async def load(self, info: Mapping[str, Any], *, version: int) -> None:
         """Loads one version of the weights while nothing is computed, and goes on.
 
         Raises ReplicaLost when the replica ended meanwhile, EngineError when the old blocks could not be dropped.
         """
-        await self.open_update()
-        await self.update(info)
-        await self.close_update(version=version)
+        llm = self._llm  # one that is started meanwhile has heard of no update
+        await self._open_update(llm)
+        await self._update(llm, info)
+        await self._close_update(llm, version=version)
 
     async def join(self, info: Mapping[str, Any]) -> None:
         """Agrees with the trainer on how weights come from its GPU."""
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
-        await self._told(self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=dict(info))))
+        request = WeightTransferInitRequest(init_info=dict(info))
+        await self._told(self._llm, lambda llm: llm.init_weight_transfer_engine(request))
 
     async def open_update(self) -> None:
         """Computes nothing, and expects weights."""
-        if not await self._told(self._llm.is_paused()):
-            await self.pause(abort=False)
-        await self._told(self._llm.start_weight_update())
+        await self._open_update(self._llm)
 
     async def update(self, info: Mapping[str, Any]) -> None:
         """Takes some tensors, or all of them."""
-        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
-
-        await self._told(self._llm.update_weights(WeightTransferUpdateRequest(update_info=dict(info))))
+        await self._update(self._llm, info)
 
     async def close_update(self, *, version: int) -> None:
         """Goes on with the weights that it has got, which are `version`."""
-        await self._told(self._llm.finish_weight_update(str(version)))
-        # With requests under way a plain reset would be refused, silently: they are recomputed from their ids.
-        if not await self._told(self._llm.reset_prefix_cache(reset_running_requests=True)):
-            raise EngineError(f"{self.name}: the prefix cache of older weights could not be dropped")
-        await self._told(self._llm.resume_generation())
+        await self._close_update(self._llm, version=version)
 
     async def abandon_update(self) -> None:
         """Expects no more weights, and stands still until others come."""
-        await self._told(self._llm.finish_weight_update())
+        await self._told(self._llm, lambda llm: llm.finish_weight_update())
 
     async def version(self) -> int:
         """The version that the engine says it has; -1 before the first one."""
-        return _version(await self._told(self._llm.get_weight_version()))
+        label: str = await self._told(self._llm, lambda llm: llm.get_weight_version())
+        return _version(label)
 
     async def sleep(self, level: int) -> None:
         """Frees the device: 1 keeps the weights in host memory, 2 drops them."""
-        await self._told(self._llm.sleep(level=level, mode="keep"))
+        await self._told(self._llm, lambda llm: llm.sleep(level=level, mode="keep"))
 
     async def wake(self, tags: list[str] | None = None) -> None:
         """Takes the device memory back, all or only "weights" or "kv_cache"."""
-        await self._told(self._llm.wake_up(tags))
+        await self._told(self._llm, lambda llm: llm.wake_up(tags))
 
     async def alive(self) -> bool:
         """Whether its processes are there, as far as this one knows; a question would wait for the engine's step."""
@@ -180,16 +178,41 @@ class LocalReplica:
         if llm is not None:
             await in_daemon_thread(llm.shutdown, CLOSE_S)
 
-    async def _told(self, call: Awaitable[T]) -> T:
-        """The result of a call to vLLM. Raises ReplicaLost and EngineError."""
-        try:
-            return await call
-        except Exception as err:
-            raise self._lost(err) from err
+    async def _pause(self, llm: Any, *, abort: bool) -> None:
+        mode = "abort" if abort else "keep"
+        await self._told(llm, lambda llm: llm.pause_generation(mode=mode, clear_cache=False))
 
-    def _lost(self, err: Exception) -> EngineError:
+    async def _open_update(self, llm: Any) -> None:
+        if not await self._told(llm, lambda llm: llm.is_paused()):
+            await self._pause(llm, abort=False)
+        await self._told(llm, lambda llm: llm.start_weight_update())
+
+    async def _update(self, llm: Any, info: Mapping[str, Any]) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        request = WeightTransferUpdateRequest(update_info=dict(info))
+        await self._told(llm, lambda llm: llm.update_weights(request))
+
+    async def _close_update(self, llm: Any, *, version: int) -> None:
+        await self._told(llm, lambda llm: llm.finish_weight_update(str(version)))
+        # With requests under way a plain reset would be refused, silently: they are recomputed from their ids.
+        if not await self._told(llm, lambda llm: llm.reset_prefix_cache(reset_running_requests=True)):
+            raise EngineError(f"{self.name}: the prefix cache of older weights could not be dropped")
+        await self._told(llm, lambda llm: llm.resume_generation())
+
+    async def _told(self, llm: Any, ask: Callable[[Any], Awaitable[T]]) -> T:
+        """The result of a call to that start of the engine. Raises ReplicaLost, also when it was closed since, and
+        EngineError."""
+        if llm is None or llm is not self._llm:
+            raise ReplicaLost(f"{self.name} is closed")
+        try:
+            return await ask(llm)
+        except Exception as err:
+            raise self._lost(llm, err) from err
+
+    def _lost(self, llm: Any, err: Exception) -> EngineError:
         """A dead engine can be replaced; anything else is the fault of this one request."""
-        if self._llm is None or self._llm.errored or "dead" in type(err).__name__.lower():
+        if llm is not self._llm or llm.errored or "dead" in type(err).__name__.lower():
             return ReplicaLost(f"{self.name} has ended: {err!r}")
         return EngineError(f"{self.name}: {' '.join(repr(err).split())[:300]} {err.__cause__ or ''}")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 import os
 import tempfile
 from collections.abc import AsyncIterator, Sequence
@@ -17,7 +16,6 @@ from swe_rl.config import EngineConfig, ModelConfig
 from swe_rl.config.rollout import DIRECT
 from swe_rl.errors import ConfigError
 from swe_rl.inference.adapter_inbox import MergingInbox
-from swe_rl.inference.vllm.device_transfer import transfer_kind
 from swe_rl.inference.vllm.devices import replica_gpus
 from swe_rl.inference.vllm.engine import VllmEngine
 from swe_rl.inference.vllm.local import LocalReplica
@@ -32,9 +30,6 @@ from swe_rl.models.routing import check_replay
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
@@ -58,8 +53,6 @@ async def open_vllm(
         )
         store = stack.enter_context(closing(WeightStore(shapes, dtype=cfg.dtype)))
         inbox = MergingInbox(model, store.targets) if is_adapted(model) else None
-        transfer = transfer_kind(cfg, gpus=torch.cuda.is_available(), adapted=is_adapted(model))
-        log.info("weights reach the engines by %s (engine.weight_transfer=%s)", transfer, cfg.weight_transfer)
         written: dict[str, Any] = {}
 
         def refresh(_: ModelConfig) -> bool:
@@ -72,19 +65,17 @@ async def open_vllm(
             return True
 
         refresh(ModelConfig())
-        replicas = make_replicas(cfg, contract, directory=directory, transfer=transfer)
-        parts: dict[str, Any] = {"store": store, "refresh": refresh, "inbox": inbox, "transfer": transfer}
+        replicas = make_replicas(cfg, contract, directory=directory)
+        parts: dict[str, Any] = {"store": store, "refresh": refresh, "inbox": inbox}
         async with VllmEngine(replicas, cfg, contract=contract, **parts) as engine:
             yield engine
 
 
-def make_replicas(
-    cfg: EngineConfig, contract: PolicyContract, *, directory: Path, transfer: str = "host"
-) -> Sequence[Replica]:
+def make_replicas(cfg: EngineConfig, contract: PolicyContract, *, directory: Path) -> Sequence[Replica]:
     """The replicas of the configured layout, not started."""
     if cfg.urls:
         return [ServerReplica(f"server {url}", url=url) for url in cfg.urls]
-    args = engine_args(cfg, contract, directory=directory, transfer=transfer)
+    args = engine_args(cfg, contract, directory=directory)
     names = [f"vLLM replica {index}" for index in range(cfg.replicas)]
     if cfg.layout == "ray":
         num_gpus = cfg.tensor_parallel if torch.cuda.is_available() else 0
@@ -115,7 +106,7 @@ def check_installed(cfg: EngineConfig) -> None:
         )
     if cfg.weight_transfer in DIRECT and not torch.cuda.is_available():
         raise ConfigError(
-            f"engine.weight_transfer={cfg.weight_transfer} goes from GPU to GPU, and there is none: set it to auto"
+            f"engine.weight_transfer={cfg.weight_transfer} goes from GPU to GPU, and there is none: set it to host"
         )
     if not torch.cuda.is_available() and not cfg.cache_gib:
         raise ConfigError(

@@ -94,8 +94,10 @@ class ServerReplica:
             "stream": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": False},
         }
+        if (http := self._http) is None:
+            raise ReplicaLost(f"{self.name} is closed")
         try:
-            async with self._http.post(f"{self.url}/inference/v1/generate", json=body) as answer:
+            async with http.post(f"{self.url}/inference/v1/generate", json=body) as answer:
                 if answer.status != 200:
                     raise self._refused(answer.status, await answer.text())
                 finished = False
@@ -121,9 +123,10 @@ class ServerReplica:
 
     async def load(self, info: Mapping[str, Any], *, version: int) -> None:
         """Loads one version of the weights while nothing is computed, and goes on."""
-        await self.open_update()
-        await self.update(info)
-        await self.close_update(version=version)
+        http = self._http  # a server that is started meanwhile has heard of no update
+        await self._open_update(http)
+        await self._update(http, info)
+        await self._close_update(http, version=version)
 
     async def join(self, info: Mapping[str, Any]) -> None:
         """Agrees with the trainer on how weights come from its GPU."""
@@ -131,19 +134,15 @@ class ServerReplica:
 
     async def open_update(self) -> None:
         """Computes nothing, and expects weights."""
-        await self.pause(abort=False)
-        await self._post("/start_weight_update")
+        await self._open_update(self._http)
 
     async def update(self, info: Mapping[str, Any]) -> None:
         """Takes some tensors, or all of them."""
-        await self._post("/update_weights", {"update_info": dict(info)}, timeout_s=UPDATE_S)
+        await self._update(self._http, info)
 
     async def close_update(self, *, version: int) -> None:
         """Goes on with the weights that it has got, which are `version`."""
-        await self._post("/finish_weight_update", {"weight_version": str(version)}, timeout_s=UPDATE_S)
-        if not (await self._post("/reset_prefix_cache?reset_running_requests=true"))["success"]:
-            raise EngineError(f"{self.name}: the prefix cache of older weights could not be dropped")
-        await self._post("/resume")
+        await self._close_update(self._http, version=version)
 
     async def abandon_update(self) -> None:
         """Expects no more weights, and stands still until others come."""
@@ -151,7 +150,7 @@ class ServerReplica:
 
     async def version(self) -> int:
         """The version that the server says it has; -1 before the first one."""
-        label = str((await self._call("GET", "/weight_info"))["weight_version"])
+        label = str((await self._call(self._http, "GET", "/weight_info"))["weight_version"])
         return int(label) if label.lstrip("-").isdigit() else -1
 
     async def sleep(self, level: int) -> None:
@@ -206,25 +205,40 @@ class ServerReplica:
         self._output.seek(max(0, size - TAIL_CHARS))
         return " ".join(self._output.read().decode(errors="replace").split())
 
+    async def _open_update(self, http: Any) -> None:
+        await self._call(http, "POST", "/pause?mode=keep&clear_cache=false")
+        await self._call(http, "POST", "/start_weight_update")
+
+    async def _update(self, http: Any, info: Mapping[str, Any]) -> None:
+        await self._call(http, "POST", "/update_weights", {"update_info": dict(info)}, timeout_s=UPDATE_S)
+
+    async def _close_update(self, http: Any, *, version: int) -> None:
+        label = {"weight_version": str(version)}
+        await self._call(http, "POST", "/finish_weight_update", label, timeout_s=UPDATE_S)
+        if not (await self._call(http, "POST", "/reset_prefix_cache?reset_running_requests=true"))["success"]:
+            raise EngineError(f"{self.name}: the prefix cache of older weights could not be dropped")
+        await self._call(http, "POST", "/resume")
+
     async def _post(
         self, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = ANSWER_S, lost_ok: bool = False
     ) -> Any:
         try:
-            return await self._call("POST", path, body, timeout_s=timeout_s)
+            return await self._call(self._http, "POST", path, body, timeout_s=timeout_s)
         except EngineError:
             if lost_ok:
                 return None
             raise
 
     async def _call(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = ANSWER_S
+        self, http: Any, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = ANSWER_S
     ) -> Any:
+        """What that start of the server answers. Raises ReplicaLost, also when it was closed since, and EngineError."""
         import aiohttp
 
-        if self._http is None:
+        if http is None or http is not self._http:
             raise ReplicaLost(f"{self.name} is closed")
         try:
-            async with self._http.request(method, self.url + path, json=body, timeout=_limit(timeout_s)) as answer:
+            async with http.request(method, self.url + path, json=body, timeout=_limit(timeout_s)) as answer:
                 text = await answer.text()
         except (aiohttp.ClientError, OSError, TimeoutError) as err:
             raise ReplicaLost(f"{self.name} at {self.url}{path}: {err!r}") from err

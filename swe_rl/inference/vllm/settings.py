@@ -16,18 +16,15 @@ from swe_rl.models.contract import PolicyContract
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-# Kind -> the backend that weight_transfer.py registers with vLLM; device_transfer.transfer_kind chooses.
+# engine.weight_transfer -> the backend that weight_transfer.py registers with vLLM.
 WEIGHT_TRANSFERS = {"host": "swe_rl_shared", "nccl": "swe_rl_nccl", "ipc": "swe_rl_ipc"}
 WORKER_EXTENSION = "swe_rl.inference.vllm.weight_transfer.WorkerExtension"
 CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # that vLLM 0.32 has CPU attention for
 CPU_BLOCK = 32  # tokens per block of keys: the smallest of the CPU kernels, so that few of a prefix are computed again
 
 
-def engine_args(
-    cfg: EngineConfig, contract: PolicyContract, *, directory: Path, transfer: str = "host"
-) -> dict[str, Any]:
-    """Keyword arguments of vLLM's AsyncEngineArgs. The weights are published to it, so none are read (dummies).
-    `transfer`: how they come, a kind of WEIGHT_TRANSFERS."""
+def engine_args(cfg: EngineConfig, contract: PolicyContract, *, directory: Path) -> dict[str, Any]:
+    """Keyword arguments of vLLM's AsyncEngineArgs. The weights are published to it, so none are read (dummies)."""
     args: dict[str, Any] = {
         "model": str(directory),
         "skip_tokenizer_init": True,
@@ -46,7 +43,7 @@ def engine_args(
         "seed": 0,
         "disable_log_stats": True,
         "worker_extension_cls": WORKER_EXTENSION,
-        "weight_transfer_config": {"backend": WEIGHT_TRANSFERS[transfer]},
+        "weight_transfer_config": {"backend": WEIGHT_TRANSFERS[cfg.weight_transfer]},
         "enable_sleep_mode": cfg.layout == "colocated" and torch.cuda.is_available(),
     }
     if cfg.router_replay:

@@ -2,10 +2,10 @@
 
 Activations follow Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models"
 (arXiv:2205.05198, section 4), changed for what is trained here: no dropout, attention that keeps no scores (their 5as/h
-term is gone), grouped queries, a gated MLP, q/k norms, RMSNorm. Sequence parallelism goes with tensor parallelism, so
-that all activations of a layer are cut by it. Optimizer states follow ZeRO stage 1 (arXiv:1910.02054): they are cut
-over data and context parallel ranks, parameters and fp32 gradients are not. Pipeline: 1F1B, the first stage holds the
-activations of `pipeline` micro-batches (arXiv:2104.04473, section 2.2).
+term is gone), grouped queries, a gated MLP, q/k norms, and norms and gates of single operations, as the backend has
+them. Sequence parallelism goes with tensor parallelism, so that all activations of a layer are cut by it. Optimizer
+states follow ZeRO stage 1 (arXiv:1910.02054): they are cut over data and context parallel ranks, parameters and fp32
+gradients are not. Pipeline: 1F1B or interleaved, see `layers_kept` (arXiv:2104.04473, section 2.2).
 Letters: h hidden, q and kv elements of queries and of keys, f rows of the MLP, e bytes of an element, T tokens.
 """
 
@@ -36,14 +36,18 @@ class Work:
     dtype: str = "bfloat16"
     optimizer: str = "adamw"
     reference: bool = False  # a copy of the weights for the KL penalty
-    fused: bool = True  # kernels of norms and of the gated MLP that keep nothing between
     engine_sleeps: bool = False  # colocated: a vLLM process that has let go of weights and cache keeps its context
 
 
 def rank_params(shape: ModelShape, layout: ParallelLayout, stage: int) -> tuple[int, int]:
     """Elements that a rank of a pipeline stage holds: (shared by all data parallel ranks, in experts)."""
     layers = shape.num_layers // layout.pipeline
-    mine = range(stage * layers, (stage + 1) * layers)
+    each = layers // layout.virtual  # of a chunk; chunks are dealt out in turns
+    mine = (
+        chunk * each + i
+        for chunk in range(stage, layout.pipeline * layout.virtual, layout.pipeline)
+        for i in range(each)
+    )
     sparse = sum(shape.has_experts(layer) for layer in mine)
     router = shape.hidden * shape.num_experts
     shared = layers * (shape.attention_matrices // layout.tensor + shape.layer_vectors)
@@ -55,41 +59,40 @@ def rank_params(shape: ModelShape, layout: ParallelLayout, stage: int) -> tuple[
     return shared, experts
 
 
-def layer_bytes(shape: ModelShape, *, recompute: str, dtype_bytes: int, fused: bool = True) -> int:
+def layer_bytes(shape: ModelShape, *, recompute: str, dtype_bytes: int, tensor: int = 1) -> int:
     """Bytes per token that all tensor parallel ranks together keep of one layer for the backward pass.
 
-    none: e (4h + 3q + 3kv [+ q with q/k norms] + 3f) + 4 per query head: input and output of both norms; queries, keys
-    and values as projected (values are a view of all three), both turned, [queries gathered from their groups,] the
-    output; the two halves of the MLP and their product; log-sum-exps. selective leaves norm outputs and MLP out, full
-    and offload keep the input alone. A mixture of experts has k times (2h + 3 f_e) for 3f. Without `fused` kernels (on
-    a CPU) a norm keeps its input and the normalised one in fp32, and the MLP two more products.
+    none: queries, keys and values as projected (values are a view of all three), queries and keys turned, the output,
+    e (3q + 3kv), and 4 per query head for log-sum-exps; of a norm over n elements the input in fp32 and the normalised
+    one, (4 + e) n, and its output, where a product takes it; of the MLP its two halves, the gate's, a copy of the other
+    half and the product, 5f. A mixture of k experts of f_e rows has k (6 f_e + h) for 5f: products are weighted, inputs
+    are copied for each, on every tensor parallel rank; and of the router, per expert, logits, weights and choices, 9 + e.
+    selective leaves outputs of norms and the MLP out, full and offload keep the input alone.
     """
     e = dtype_bytes
     if recompute in ("full", "offload"):
         return e * shape.hidden
-    kept = e * (3 * shape.q_size + 3 * shape.kv_size) + 4 * shape.num_heads
-    if shape.qk_norm:
-        kept += e * shape.q_size if fused or e == 4 else 0
-        kept += 0 if fused else (shape.q_size + shape.kv_size) * (4 if e == 4 else 8)
-    kept += 2 * shape.hidden * (e if fused else 8)
+    normed = 2 * shape.hidden + (shape.q_size + shape.kv_size if shape.qk_norm else 0)
+    kept = e * (3 * shape.q_size + 3 * shape.kv_size) + 4 * shape.num_heads + (4 + e) * normed
     if recompute == "none":
-        kept += e * (2 * shape.hidden + _mlp_elements(shape) + (0 if fused else 2 * shape.intermediate))
+        kept += e * (2 * shape.hidden + _mlp_elements(shape, tensor=tensor, kept=True)) + (9 + e) * shape.num_experts
     return kept
 
 
-def _mlp_elements(shape: ModelShape) -> int:
-    """Kept per token by the MLP of the widest layer, beside its input."""
-    dense = 3 * shape.intermediate if shape.num_expert_layers < shape.num_layers else 0
-    sparse = shape.experts_per_token * (2 * shape.hidden + 3 * shape.expert_intermediate)
+def _mlp_elements(shape: ModelShape, *, tensor: int, kept: bool) -> int:
+    """Per token of the MLP of the widest layer, beside its input: what it keeps, or its gradients that are there at
+    once, of the product and of the two halves."""
+    dense = (5 if kept else 3) * shape.intermediate if shape.num_expert_layers < shape.num_layers else 0
+    sparse = shape.experts_per_token * (tensor * shape.hidden + (6 if kept else 3) * shape.expert_intermediate)
     return max(dense, sparse)
 
 
 def working_bytes(shape: ModelShape, layout: ParallelLayout, *, tokens: int, work: Work) -> int:
     """Of the layer whose backward pass runs: what it computes again, gradients, and gathered inputs and keys."""
     size = BYTES[work.dtype]
-    again = layer_bytes(shape, recompute="none", dtype_bytes=size, fused=work.fused)
-    again -= layer_bytes(shape, recompute=layout.recompute, dtype_bytes=size, fused=work.fused)
-    gradients = size * (2 * shape.hidden + _mlp_elements(shape))
+    again = layer_bytes(shape, recompute="none", dtype_bytes=size, tensor=layout.tensor)
+    again -= layer_bytes(shape, recompute=layout.recompute, dtype_bytes=size, tensor=layout.tensor)
+    gradients = size * (2 * shape.hidden + _mlp_elements(shape, tensor=layout.tensor, kept=False))
     gathered = 2 * size * shape.hidden if layout.tensor > 1 else 0  # of sequence parallel shards, input and gradient
     keys = 0
     if layout.context > 1:  # all keys and values of the row, and their gradients
@@ -106,6 +109,20 @@ def head_bytes(shape: ModelShape, layout: ParallelLayout, *, tokens: int, work: 
     return 2 * BYTES[work.dtype] * rows * shape.hidden + HEAD_ROW_BYTES * chunk * vocab
 
 
+def layers_kept(shape: ModelShape, layout: ParallelLayout, stage: int, *, rows: int) -> int:
+    """Layers, each counted once per micro-batch, whose activations a rank holds when it holds most.
+
+    p pipeline ranks with v chunks each, `rows` micro-batches. 1F1B: p - stage micro-batches. Interleaved: a rank goes
+    forward through (v - 1) p + 2 (p - stage - 1) chunks before its first way back, and one more; on the first rank
+    p v + p - 1 chunks of L / (p v) layers, 1 + (p - 1) / (p v) times what 1F1B keeps (arXiv:2104.04473, section 2.2).
+    """
+    pipeline, virtual = layout.pipeline, layout.virtual
+    chunks = pipeline - stage
+    if virtual > 1:
+        chunks = (virtual - 1) * pipeline + 2 * (pipeline - stage - 1) + 1
+    return shape.num_layers // (pipeline * virtual) * min(chunks, virtual * rows)
+
+
 def stage_memory(shape: ModelShape, layout: ParallelLayout, work: Work, stage: int) -> list[Part]:
     """Components of one rank of a pipeline stage."""
     size, tokens = BYTES[work.dtype], work.row_tokens // layout.context
@@ -116,10 +133,9 @@ def stage_memory(shape: ModelShape, layout: ParallelLayout, work: Work, stage: i
     parts.append(_optimizer(layout, work, shared, experts))
     if work.reference:
         parts.append(Part("reference", size * count, f"{size} B x {billions(count)} (KL penalty)"))
-    layers = shape.num_layers // layout.pipeline
-    flying = min(layout.pipeline - stage, work.rows_per_rank)
-    each = layer_bytes(shape, recompute=layout.recompute, dtype_bytes=size, fused=work.fused)
-    kept = layers * flying if layout.recompute != "offload" else min(2, layers)
+    each = layer_bytes(shape, recompute=layout.recompute, dtype_bytes=size, tensor=layout.tensor)
+    kept = layers_kept(shape, layout, stage, rows=work.rows_per_rank)
+    kept = min(2, kept) if layout.recompute == "offload" else kept
     stored = tokens * each // layout.tensor * kept
     working = working_bytes(shape, layout, tokens=tokens, work=work)
     how = f"{tokens} tokens x {each} B / TP{layout.tensor} x {kept} layers + {working / GIB:.2f} GiB at work"
@@ -161,6 +177,6 @@ def host_memory(shape: ModelShape, layout: ParallelLayout, work: Work) -> int:
             found = max(found, int(each * (shared / ranks + experts / (ranks // layout.expert))))
     if layout.recompute == "offload":
         tokens = work.row_tokens // layout.context
-        flying = min(layout.pipeline, work.rows_per_rank) * (shape.num_layers // layout.pipeline)
-        found += tokens * BYTES[work.dtype] * shape.hidden // layout.tensor * flying
+        kept = layers_kept(shape, layout, 0, rows=work.rows_per_rank)
+        found += tokens * BYTES[work.dtype] * shape.hidden // layout.tensor * kept
     return found

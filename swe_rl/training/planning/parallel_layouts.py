@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from swe_rl.config.trainer import MIN_INTERLEAVED
 from swe_rl.training.planning.shapes import ModelShape
 
 RECOMPUTE = ("none", "selective", "full", "offload")
@@ -22,6 +23,7 @@ class ParallelLayout:
     tensor: int = 1
     context: int = 1
     pipeline: int = 1
+    virtual: int = 1  # parts of the model on each pipeline rank, by turns: the interleaved schedule
     expert: int = 1  # experts are spread over so many of the data and context parallel ranks
     recompute: str = "none"
     offload: bool = False  # optimizer state and masters in host memory
@@ -38,6 +40,7 @@ class ParallelLayout:
             cuts = f"{how} over {axes}" if self.num_gpus > 1 else "one process"
         else:
             cuts = f"TP{self.tensor} CP{self.context} PP{self.pipeline} DP{self.data}"
+            cuts += f" VP{self.virtual}" if self.virtual > 1 else ""
             cuts += f" EP{self.expert}" if self.expert > 1 else ""
         return f"{cuts}, recompute {self.recompute}{', optimizer offloaded' if self.offload else ''}"
 
@@ -51,6 +54,7 @@ class ParallelLayout:
                 "tensor_parallel": self.tensor,
                 "context_parallel": self.context,
                 "pipeline_parallel": self.pipeline,
+                "virtual_pipeline": self.virtual,
                 "expert_parallel": self.expert,
                 "offload": self.offload,
             }
@@ -73,8 +77,11 @@ def problem(layout: ParallelLayout, shape: ModelShape, *, gpus_per_node: int, ro
             return f"TP{tensor} does not divide the {number} {what}"
     if shape.intermediate % tensor or shape.expert_intermediate % tensor:
         return f"TP{tensor} does not divide the rows of the MLP"
-    if shape.num_layers % layout.pipeline:
-        return f"PP{layout.pipeline} does not divide the {shape.num_layers} layers"
+    if layout.virtual > 1 and layout.pipeline < MIN_INTERLEAVED:
+        return f"VP{layout.virtual} needs a pipeline of at least PP{MIN_INTERLEAVED}, it has PP{layout.pipeline}"
+    if shape.num_layers % (layout.pipeline * layout.virtual):
+        stages = f"PP{layout.pipeline}" + (f" x VP{layout.virtual}" if layout.virtual > 1 else "")
+        return f"{stages} does not divide the {shape.num_layers} layers"
     together = tensor * layout.context
     if together % gpus_per_node and gpus_per_node % together:
         return f"TP{tensor} x CP{layout.context} neither fill nodes of {gpus_per_node} GPUs nor divide one"
@@ -91,7 +98,8 @@ def problem(layout: ParallelLayout, shape: ModelShape, *, gpus_per_node: int, ro
 
 
 def megatron_layouts(shape: ModelShape, *, num_gpus: int) -> Iterator[ParallelLayout]:
-    """Every way to write num_gpus as tensor x context x pipeline x data; not all of them are legal."""
+    """Every way to write num_gpus as tensor x context x pipeline x data, with every division of a stage that the
+    interleaved schedule takes; not all of them are legal."""
     for tensor in _divisors(num_gpus):
         for context in _divisors(num_gpus // tensor):
             for pipeline in _divisors(num_gpus // tensor // context):
@@ -104,10 +112,12 @@ def megatron_layouts(shape: ModelShape, *, num_gpus: int) -> Iterator[ParallelLa
                         tensor=tensor,
                         context=context,
                         pipeline=pipeline,
+                        virtual=virtual,
                         expert=expert,
                         recompute=mode,
                         offload=away,
                     )
+                    for virtual in _virtual(shape, pipeline)
                     for expert in experts
                     for mode in CONFIGURABLE
                     for away in (False, True)
@@ -119,6 +129,12 @@ def torch_layouts(*, num_gpus: int) -> Iterator[ParallelLayout]:
     for sharded in (False, True) if num_gpus > 1 else (False,):
         for mode in CONFIGURABLE:
             yield ParallelLayout(backend="torch", data=num_gpus, recompute=mode, sharded=sharded)
+
+
+def _virtual(shape: ModelShape, pipeline: int) -> list[int]:
+    if pipeline < MIN_INTERLEAVED or shape.num_layers % pipeline:
+        return [1]
+    return _divisors(shape.num_layers // pipeline)
 
 
 def _divisors(number: int) -> list[int]:

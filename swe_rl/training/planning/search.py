@@ -142,6 +142,7 @@ class Planner:
             tensor=cfg.tensor_parallel,
             context=cfg.context_parallel,
             pipeline=cfg.pipeline_parallel,
+            virtual=cfg.virtual_pipeline,
             expert=cfg.expert_parallel,
             recompute=recompute,
             offload=cfg.offload,
@@ -178,7 +179,6 @@ class Planner:
             dtype=phase.dtype,
             optimizer=phase.optimizer,
             reference=phase.reference,
-            fused=not self.site.cpu,
             engine_sleeps=split.colocated and self.cfg.engine.backend == "vllm" and bool(phase.episodes),
         )
         if layout.backend == "megatron":

@@ -5,7 +5,9 @@ of n tokens takes 4 n^2/2 FLOPs per element of the queries forward and 2.5 times
 scores again: arXiv:2205.14135, section 3.1). Recomputation repeats forward passes. Communication is what is not hidden
 behind arithmetic: the all-gathers and reduce-scatters of sequence parallelism (arXiv:2205.05198, section 4.2.2: four of
 T h elements per layer, each way), keys and values of context parallelism, gradients and parameters of the distributed
-optimizer, and the bubble of the pipeline, (p - 1) / m of the time (arXiv:2104.04473, section 2.2).
+optimizer, what stages of a pipeline send one another, tokens and their gradients on the way to experts and back; and
+the bubble of the pipeline, (p - 1) / (m v) of the time for m micro-batches and v chunks on each of p ranks, which send
+v times as much (arXiv:2104.04473, section 2.2). Experts are taken to be visited equally often.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ def training_seconds(
     found["recompute"] = again.get(layout.recompute, matrices / speed + forward)
     found["communication"] = _communication(shape, layout, work, step, device, efficiency, gpus_per_node=gpus_per_node)
     busy = sum(found.values())
-    found["bubble"] = busy * (layout.pipeline - 1) / max(work.rows_per_rank, 1)
+    found["bubble"] = busy * (layout.pipeline - 1) / (max(work.rows_per_rank, 1) * layout.virtual)
     found["optimizer"] = _optimizer(shape, layout, device, efficiency)
     return found
 
@@ -111,29 +113,39 @@ def _communication(
     *,
     gpus_per_node: int,
 ) -> float:
-    e, share = BYTES[work.dtype], efficiency.network
+    e = BYTES[work.dtype]
     tokens = step.tokens / (layout.data * layout.context)  # of one rank
-    layers = shape.num_layers / layout.pipeline
-    near, far = device.link * share, device.network * share
+    layers, sparse = shape.num_layers / layout.pipeline, shape.num_expert_layers / layout.pipeline
+    near, far = device.link * efficiency.network, device.network * efficiency.network
+    whole = near if layout.num_gpus <= gpus_per_node else far
+    passes = 2 if layout.recompute in ("none", "selective") else 3
+    row = tokens * shape.hidden * e  # bytes of the hidden states of those tokens
+    visits = row * shape.experts_per_token
     seconds = 0.0
-    if layout.tensor > 1:
-        passes = 2 if layout.recompute in ("none", "selective") else 3
-        moved = passes * 4 * tokens * shape.hidden * e * (layout.tensor - 1) / layout.tensor
-        seconds += layers * moved / near
+    if layout.tensor > 1:  # for experts, a row of every visit is gathered and scattered instead of one
+        moved = passes * (4 * layers * row + 2 * sparse * (visits - row)) * (layout.tensor - 1) / layout.tensor
+        seconds += moved / near
     if layout.context > 1:
         inside = layout.tensor * layout.context <= gpus_per_node
         moved = 4 * tokens * (layout.context - 1) * shape.kv_size / layout.tensor * e
         seconds += layers * moved / (near if inside else far)
-    if layout.expert > 1:
+    if layout.expert > 1:  # there and back; a share of them stays
         inside = layout.tensor * layout.expert <= gpus_per_node
-        moved = 4 * tokens * shape.experts_per_token * shape.hidden * e / layout.tensor
-        seconds += layers * moved / (near if inside else far)
+        moved = 2 * passes * visits / layout.tensor * (layout.expert - 1) / layout.expert
+        seconds += sparse * moved / (near if inside else far)
+    if layout.pipeline > 1:  # and the gradients
+        seconds += 2 * layout.virtual * row / layout.tensor / whole
+    return seconds + _gradient_bytes(shape, layout, e) / whole
+
+
+def _gradient_bytes(shape: ModelShape, layout: ParallelLayout, e: int) -> float:
+    """Of gradients to the ranks that have their masters and of new parameters back; of experts, among the ranks that
+    hold the same ones."""
     ranks = layout.data * layout.context
-    if ranks > 1:
-        shared, experts = rank_params(shape, layout, 0)
-        moved = (shared + experts) * ((4 + e) if layout.backend == "megatron" else 4 + 2 * e) * (ranks - 1) / ranks
-        seconds += moved / (near if layout.num_gpus <= gpus_per_node else far)
-    return seconds
+    copies = max(ranks // layout.expert, 1)
+    shared, experts = rank_params(shape, layout, 0)
+    each = (4 + e) if layout.backend == "megatron" else 4 + 2 * e
+    return each * (shared * (ranks - 1) / ranks + experts * (copies - 1) / copies)
 
 
 def _optimizer(shape: ModelShape, layout: ParallelLayout, device: Device, efficiency: Efficiency) -> float:

@@ -48,7 +48,7 @@ from swe_rl.models.contract import PolicyContract
         ),
         ({"layout": "colocated", "replicas": 2}, "engine.replicas=2 does nothing for engine.layout=colocated"),
         ({"max_skew": 3}, "engine.max_skew does nothing with one replica"),
-        ({"backend": "embedded", "weight_transfer": "host"}, "engine.weight_transfer does nothing for"),
+        ({"backend": "embedded", "weight_transfer": "nccl"}, "engine.weight_transfer does nothing for"),
         (
             {"urls": ["http://a:1"], "layout": "servers", "weight_transfer": "nccl"},
             "engine.weight_transfer=nccl needs engines that are started for it",
@@ -80,6 +80,7 @@ def test_a_key_without_effect_is_refused(keys: dict[str, Any], words: str) -> No
         {"replicas": 2, "max_skew": 3},
         {"urls": ["http://a:1", "http://b:1"], "layout": "servers", "max_skew": 2},
         {"layout": "colocated"},
+        {"weight_sync": "delta", "dtype": "bfloat16"},
         {"layout": "colocated", "weight_transfer": "ipc"},
         {"layout": "servers", "weight_transfer": "nccl", "replicas": 2},
         {"layout": "ray", "replicas": 4, "in_flight": "abort", "stall_s": 30.0, "parity_every": 10},
@@ -91,7 +92,10 @@ def test_what_takes_effect_is_allowed(keys: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("replicas", 0), ("stall_s", 0.0), ("cache_gib", -1.0), ("in_flight", "wait"), ("layout", "here")],
+    [
+        *(("replicas", 0), ("stall_s", 0.0), ("cache_gib", -1.0), ("in_flight", "wait"), ("layout", "here")),
+        ("weight_transfer", "auto"),
+    ],
 )
 def test_values_out_of_bounds_are_refused(key: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"engine.{key}"):
@@ -104,7 +108,7 @@ def test_a_cpu_needs_the_size_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(ConfigError, match=r"engine\.cache_gib=0 lets vLLM take most"):
         check_installed(EngineConfig(backend="vllm"))
     check_installed(EngineConfig(backend="vllm", cache_gib=1.0))
-    with pytest.raises(ConfigError, match=r"engine\.weight_transfer=nccl goes from GPU to GPU, and there is none"):
+    with pytest.raises(ConfigError, match=r"engine\.weight_transfer=nccl goes .* and there is none: set it to host"):
         check_installed(EngineConfig(backend="vllm", cache_gib=1.0, weight_transfer="nccl"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="needs vLLM: pip install"):
@@ -138,6 +142,11 @@ def test_the_engine_is_built_from_the_contract(monkeypatch: pytest.MonkeyPatch, 
     wanted = {"generation_config": "vllm", "logprobs_mode": "processed_logprobs", "dtype": "bfloat16"}
     wanted |= {"max_model_len": 320, "max_num_seqs": 9, "hf_overrides": {"head_dtype": "float32"}}  # type: ignore[dict-item]
     assert wanted.items() <= args.items()
+    ways = {"host": "swe_rl_shared", "nccl": "swe_rl_nccl", "ipc": "swe_rl_ipc"}
+    for way, backend in ways.items():
+        args = engine_args(EngineConfig(backend="vllm", weight_transfer=way), contract, directory=tmp_path)
+        assert args["weight_transfer_config"] == {"backend": backend}
+    assert EngineConfig().weight_transfer == "host"
     assert (contract.bound, contract.bias_bound) == (0.06, 0.02)  # contract.py says where they come from
 
 

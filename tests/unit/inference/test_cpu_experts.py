@@ -92,6 +92,7 @@ def test_an_engine_that_returns_none_is_left_as_it_is(runner: Any) -> None:
     runner.execute_model(SCHEDULED, intermediate_tensors=None)
     assert runner.sample_tokens(None).aux_output_connector_output is None
     assert runner.log[0] == ("initialize", "blocks", True, {})
+    assert not hasattr(runner, "_swe_rl_batch"), "its steps cost what they did"
 
 
 @pytest.mark.parametrize("cpu", [True, False])

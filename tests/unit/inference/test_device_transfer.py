@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -15,102 +14,22 @@ import torch
 from real_parts import require
 from torch import Tensor
 from vllm_fakes import STOP, WEIGHTS, FakeReplica, fake_engine
+from vllm_transfers import eventually, holds, nccl, plan, publish, sums, weights
 
-from swe_rl.config import EngineConfig
 from swe_rl.errors import EngineError
 from swe_rl.inference.vllm import device_transfer, fleet
-from swe_rl.inference.vllm.device_transfer import WholeTensors, ipc_arguments, nccl_group, transfer_kind
-from swe_rl.inference.vllm.engine import VllmEngine
-from swe_rl.inference.weight_update import UpdatePlan, WeightBucket, WeightPiece
+from swe_rl.inference.vllm.device_transfer import WholeTensors, ipc_arguments, nccl_group
+from swe_rl.inference.weight_update import WeightBucket, WeightPiece
 from swe_rl.ops import weight_delta
 from swe_rl.protocols import SamplingParams
 
 PARAMS = SamplingParams(max_new_tokens=6, stop_ids=(STOP,), seed=0)
 
 
-class Group:
-    """In place of NCCL's: what rank 0 broadcasts lies before every replica."""
-
-    def __init__(self, replicas: tuple[FakeReplica, ...]) -> None:
-        self.replicas, self.worlds, self.destroyed = replicas, [], 0  # type: ignore[var-annotated]
-
-    def open(self, world: dict[str, Any]) -> Group:
-        self.worlds.append(world)
-        return self
-
-    def broadcast(self, tensor: Tensor, *, src: int, stream: Any) -> None:
-        assert (src, stream) == (0, None)
-        for replica in self.replicas:
-            replica.broadcasts.append(tensor.clone())
-
-    def destroy(self) -> None:
-        self.destroyed += 1
-
-
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet, "RETRY_S", 0.0)
     monkeypatch.setattr(device_transfer, "ipc_handle", lambda tensor: tensor)
-
-
-def nccl(monkeypatch: pytest.MonkeyPatch, *replicas: FakeReplica, **changes: Any) -> tuple[VllmEngine, Group]:
-    group = Group(replicas)
-    monkeypatch.setattr(device_transfer, "_open_group", group.open)
-    return fake_engine(*replicas, transfer="nccl", **changes), group
-
-
-def weights(version: int) -> dict[str, Tensor]:
-    return {name: tensor + version for name, tensor in WEIGHTS.items()}
-
-
-def sums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    return {name: weight_delta.checksum(tensor) for name, tensor in tensors.items()}
-
-
-async def publish(engine: VllmEngine, version: int, *, checksums: Mapping[str, int] | None = None) -> list[str]:
-    """The first tensor in two buckets, the second with the rest of it."""
-    new = weights(version)
-    shapes = {name: tuple(tensor.shape) for name, tensor in new.items()}
-    plan = UpdatePlan(version=version, base_version=None, stream="s", dtype="float32", shapes=shapes)
-    assert await engine.start_weight_update(plan)
-    flat, other = new["a.weight"].view(-1), new["b.weight"]
-    await engine.receive_weights(WeightBucket((WeightPiece(name="a.weight", first=0, values=flat[:4]),)))
-    rest = WeightPiece(name="a.weight", first=4, values=flat[4:]), WeightPiece(name="b.weight", first=0, values=other)
-    await engine.receive_weights(WeightBucket(rest))
-    return await engine.finish_weight_update(sums(new) if checksums is None else checksums)
-
-
-async def eventually(condition: Any) -> None:
-    for _ in range(500):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it never came")
-
-
-def holds(replica: FakeReplica, version: int) -> bool:
-    return replica.held == version and all(
-        torch.equal(replica.weights[name], t) for name, t in weights(version).items()
-    )
-
-
-@pytest.mark.parametrize(
-    ("changes", "gpus", "adapted", "kind"),
-    [
-        ({}, False, False, "host"),
-        ({}, True, False, "nccl"),
-        ({"layout": "servers"}, True, False, "nccl"),
-        ({"layout": "ray"}, True, False, "nccl"),
-        ({"layout": "colocated"}, True, False, "ipc"),
-        ({"layout": "colocated"}, True, True, "host"),
-        ({"layout": "servers", "urls": ["http://a:1"]}, True, False, "host"),
-        ({"weight_sync": "delta", "dtype": "bfloat16"}, True, False, "host"),
-        ({"weight_transfer": "host"}, True, False, "host"),
-        ({"weight_transfer": "nccl"}, True, False, "nccl"),
-    ],
-)
-def test_the_way_follows_from_device_and_layout(changes: Any, gpus: bool, adapted: bool, kind: str) -> None:
-    assert transfer_kind(EngineConfig(backend="vllm", **changes), gpus=gpus, adapted=adapted) == kind
 
 
 @pytest.mark.parametrize(
@@ -150,7 +69,7 @@ def test_pieces_in_any_order_become_whole_tensors() -> None:
 
 async def test_an_engine_on_the_trainers_gpu_reads_its_memory() -> None:
     replica = FakeReplica("r0")
-    async with fake_engine(replica, transfer="ipc", layout="colocated") as engine:
+    async with fake_engine(replica, weight_transfer="ipc", layout="colocated") as engine:
         for version in range(2):
             assert await publish(engine, version) == []
             assert holds(replica, version)
@@ -230,7 +149,7 @@ async def test_a_replica_that_is_lost_in_an_update_costs_the_group_and_no_versio
 
 async def test_wrong_bits_are_no_version_and_the_next_update_mends_it() -> None:
     replica = FakeReplica("r0")
-    async with fake_engine(replica, transfer="ipc", layout="colocated") as engine:
+    async with fake_engine(replica, weight_transfer="ipc", layout="colocated") as engine:
         await publish(engine, 0)
         assert await publish(engine, 1, checksums={**sums(weights(1)), "b.weight": 7}) == ["b.weight"]
         assert replica.events[-2:] == ["abandon", "pause"]
@@ -244,10 +163,8 @@ async def test_wrong_bits_are_no_version_and_the_next_update_mends_it() -> None:
 
 async def test_an_update_that_was_not_finished_is_forgotten() -> None:
     replica = FakeReplica("r0")
-    async with fake_engine(replica, transfer="ipc", layout="colocated") as engine:
-        shapes = {name: tuple(tensor.shape) for name, tensor in WEIGHTS.items()}
-        plan = UpdatePlan(version=0, base_version=None, stream="s", dtype="float32", shapes=shapes)
-        assert await engine.start_weight_update(plan)
+    async with fake_engine(replica, weight_transfer="ipc", layout="colocated") as engine:
+        assert await engine.start_weight_update(plan(0))
         assert await publish(engine, 1) == []
         assert [event for event in replica.events if event != "wake None"] == [
             *("start", "join", "open", "abandon", "open", "update a.weight b.weight", "close_update 1")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from swe_rl.errors import EngineError
 from swe_rl.inference.vllm.local import LocalReplica
+from swe_rl.inference.vllm.replica import ReplicaLost
 from swe_rl.inference.vllm.server import ServerReplica
 
 
@@ -101,7 +104,7 @@ async def test_old_blocks_that_stay_are_an_error(local: LocalReplica) -> None:
 async def test_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
     replica, log = ServerReplica("r0", url="http://a:1"), list[Any]()
 
-    async def call(method: str, path: str, body: Any = None, *, timeout_s: float = 0.0) -> Any:
+    async def call(http: Any, method: str, path: str, body: Any = None, *, timeout_s: float = 0.0) -> Any:
         log.append((path, body))
         return {"success": True}
 
@@ -127,3 +130,82 @@ async def test_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
         ("/update_weights", {"update_info": {"names": ["a"]}}),
         ("/finish_weight_update", {}),
     ]
+
+
+CALLS: dict[str, Any] = {
+    "pause": lambda replica: replica.pause(abort=False),
+    "load": lambda replica: replica.load({"path": "p"}, version=4),
+    "join": lambda replica: replica.join({}),
+    "open": lambda replica: replica.open_update(),
+    "update": lambda replica: replica.update({}),
+    "close": lambda replica: replica.close_update(version=4),
+    "abandon": lambda replica: replica.abandon_update(),
+    "version": lambda replica: replica.version(),
+    "sleep": lambda replica: replica.sleep(2),
+    "wake": lambda replica: replica.wake(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_what_is_closed_is_lost(local: LocalReplica, call: str) -> None:
+    local._llm = None
+    for replica in (local, ServerReplica("r0", url="http://a:1")):
+        with pytest.raises(ReplicaLost, match="r0 is closed"):
+            await CALLS[call](replica)
+    await local.abort("r")
+
+
+@pytest.mark.parametrize("last", ["is_paused", "start_weight_update", "update_weights", "finish_weight_update"])
+async def test_an_update_does_not_go_on_in_another_start(
+    local: LocalReplica, monkeypatch: pytest.MonkeyPatch, last: str
+) -> None:
+    other, own = FakeLLM(), getattr(local._llm, last)
+
+    async def replaced(*arguments: Any) -> Any:
+        local._llm = other
+        return await own(*arguments)
+
+    monkeypatch.setattr(local._llm, last, replaced)
+    with pytest.raises(ReplicaLost, match="r0 is closed"):
+        await local.load({"path": "p"}, version=4)
+    assert other.log == []
+
+
+async def test_an_engine_that_is_closed_in_a_call_is_lost(local: LocalReplica, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ended(request: Any) -> None:
+        local._llm = None
+        raise RuntimeError("cancelled")
+
+    monkeypatch.setattr(local._llm, "update_weights", ended)
+    with pytest.raises(ReplicaLost, match="r0 has ended"):
+        await local.load({"path": "p"}, version=4)
+
+
+class FakeHttp:
+    """A session with a server that agrees to everything; `then` comes after `last`."""
+
+    def __init__(self, *, last: str = "", then: Any = None) -> None:
+        self.paths: list[str] = []
+        self._last, self._then = last, then
+
+    @asynccontextmanager
+    async def request(self, method: str, url: str, **options: Any) -> AsyncIterator[Any]:
+        self.paths.append(url.removeprefix("http://a:1/").partition("?")[0])
+
+        async def text() -> str:
+            return '{"success": true}'
+
+        yield SimpleNamespace(status=200, text=text)
+        if self.paths[-1] == self._last:
+            self._then()
+
+
+@pytest.mark.parametrize("last", ["pause", "start_weight_update", "update_weights", "finish_weight_update"])
+async def test_an_update_does_not_go_on_in_another_start_of_a_server(last: str) -> None:
+    replica, other = ServerReplica("r0", url="http://a:1"), FakeHttp()
+    own = replica._http = FakeHttp(last=last, then=lambda: setattr(replica, "_http", other))
+    with pytest.raises(ReplicaLost, match="r0 is closed"):
+        await replica.load({"path": "p"}, version=4)
+    assert (own.paths[-1], other.paths) == (last, [])
+    await replica.load({"path": "p"}, version=4)
+    assert other.paths[-1] == "resume"

@@ -156,7 +156,7 @@ class FakeReplica:
 WEIGHTS = {"a.weight": torch.arange(6.0).reshape(2, 3), "b.weight": torch.linspace(-1, 1, 5)}
 
 
-def fake_engine(*replicas: FakeReplica, dtype: str = "float32", transfer: str = "host", **changes: Any) -> VllmEngine:
+def fake_engine(*replicas: FakeReplica, dtype: str = "float32", **changes: Any) -> VllmEngine:
     cfg = EngineConfig(backend="vllm", replicas=len(replicas), dtype=dtype, **changes)
     contract = PolicyContract(
         vocab_size=VOCAB,
@@ -168,4 +168,4 @@ def fake_engine(*replicas: FakeReplica, dtype: str = "float32", transfer: str = 
         rope={},
     )
     store = WeightStore({name: tensor.shape for name, tensor in WEIGHTS.items()}, dtype=dtype)
-    return VllmEngine(replicas, cfg, contract=contract, store=store, transfer=transfer)
+    return VllmEngine(replicas, cfg, contract=contract, store=store)

@@ -102,6 +102,26 @@ async def test_an_answer_that_is_not_delivered_is_sent_again_or_an_error_of_its_
     assert (await asyncio.wait_for(remote.generate([1], PARAMS, session="t"), 5)).token_ids
 
 
+async def test_the_relay_has_a_moment_before_an_answer_becomes_an_error(
+    relay: tuple[Handle, PolicyServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle, server = relay
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def recorded(delay: float) -> None:
+        pauses.append(delay)
+        await sleep(0)
+
+    async def answer(answers: list[Any]) -> None:
+        raise ConnectionError("reset")
+
+    monkeypatch.setattr(handle._actor, "answer", answer)
+    monkeypatch.setattr(asyncio, "sleep", recorded)
+    await server._insist("r", Failure("EngineError", "full"))
+    assert pauses == [0.0, 0.1, 0.5, 1.0]
+
+
 async def test_an_answer_that_cannot_travel_holds_no_other_one_up(
     relay: tuple[Handle, PolicyServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,60 +1,37 @@
-"""Bytes that autograd keeps for one more layer of megatron-core's GPTModel, by family and dtype, as JSON.
-
-Own core attention, Megatron's modules otherwise, in one process on a CPU: no fused kernels. A storage counts once.
+"""Bytes that autograd keeps for one more layer of the model that the megatron backend builds, by family and dtype, as
+JSON: `plan_megatron_worker.py CONFIGS`, the keywords of Hugging Face configs. In one process on a CPU; a storage counts
+once.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from typing import Any
 
 import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from megatron.core import parallel_state
-from megatron.core.models.gpt import GPTModel
 from megatron.core.packed_seq_params import PackedSeqParams
-from megatron.core.transformer import TransformerConfig
-from megatron_worker import without_cuda
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import AutoConfig
 
-from swe_rl.models.rope import Rope
-from swe_rl.training.megatron.core_attention import layer_spec
+from swe_rl.config import TrainerConfig
+from swe_rl.training.megatron.grid import Grid, open_grid
+from swe_rl.training.megatron.model import build_chunks, run_stage
+from swe_rl.training.planning.shapes import shape_from_config
 
-TOKENS, VOCAB = 256, 128
-
-
-def build(shape: dict[str, Any], *, layers: int, dtype: torch.dtype) -> Any:
-    norm = {"qk_layernorm": shape["family"] == "qwen3", "normalization": "RMSNorm"}
-    config = TransformerConfig(
-        num_layers=layers,
-        hidden_size=shape["hidden"],
-        num_attention_heads=shape["num_heads"],
-        num_query_groups=shape["num_kv_heads"],
-        kv_channels=shape["head_dim"],
-        ffn_hidden_size=shape["intermediate"],
-        gated_linear_unit=True,
-        activation_func=F.silu,
-        add_bias_linear=False,
-        add_qkv_bias=shape["family"] == "qwen2",
-        use_cpu_initialization=True,
-        attention_dropout=0.0,
-        hidden_dropout=0.0,
-        bias_dropout_fusion=False,
-        masked_softmax_fusion=False,
-        apply_rope_fusion=False,
-        params_dtype=dtype,
-        bf16=dtype == torch.bfloat16,
-        **norm,
-    )
-    spec = layer_spec(rope=Rope(theta=1e4, dim=shape["head_dim"]), **norm)
-    model = GPTModel(config, spec, VOCAB, max_sequence_length=TOKENS, position_embedding_type="none")
-    return model.to(dtype)
+TOKENS = 256
 
 
-def kept_bytes(model: Any) -> int:
+def build(config: dict[str, Any], grid: Grid, *, layers: int, dtype: torch.dtype) -> nn.Module:
+    hf = AutoConfig.for_model(**{**config, "num_hidden_layers": layers})
+    shape = shape_from_config(hf, name=hf.model_type)
+    (model,) = build_chunks(hf, shape, grid, TrainerConfig(backend="megatron"), dtype=dtype)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    return model
+
+
+def kept_bytes(model: nn.Module) -> int:
     """Of all tensors that one forward pass saves, parameters left out."""
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     held: list[Tensor] = []  # alive, so that no storage is counted under the address of another
@@ -63,27 +40,24 @@ def kept_bytes(model: Any) -> int:
         held.append(tensor)
         return tensor
 
-    ids = torch.arange(TOKENS)[None] % VOCAB
     borders = torch.tensor([0, TOKENS], dtype=torch.int32)
     params = PackedSeqParams(qkv_format="thd", cu_seqlens_q=borders, cu_seqlens_kv=borders)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        result = model(ids, torch.zeros_like(ids), None, packed_seq_params=params)
+        result = run_stage(model, torch.arange(TOKENS) % 128, params, lambda hidden, weight: hidden.sum())
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}
     del result
     return sum(size for address, size in storages.items() if address not in parameters)
 
 
-def main(shapes: list[dict[str, Any]]) -> None:
+def main(configs: list[dict[str, Any]]) -> None:
     torch.set_num_threads(1)
     found = []
-    with tempfile.TemporaryDirectory() as folder, without_cuda():
-        dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 1), rank=0, world_size=1)
-        parallel_state.initialize_model_parallel()
-        for shape in shapes:
-            for name in ("float32", "bfloat16"):
-                sizes = [kept_bytes(build(shape, layers=n, dtype=getattr(torch, name))) for n in (1, 2)]
-                found.append({"family": shape["family"], "dtype": name, "bytes": (sizes[1] - sizes[0]) / TOKENS})
-        dist.destroy_process_group()
+    grid = open_grid(TrainerConfig(backend="megatron"), device=torch.device("cpu"))
+    for config in configs:
+        for name in ("float32", "bfloat16"):
+            sizes = [kept_bytes(build(config, grid, layers=n, dtype=getattr(torch, name))) for n in (1, 2)]
+            found.append({"family": config["model_type"], "dtype": name, "bytes": (sizes[1] - sizes[0]) / TOKENS})
+    torch.distributed.destroy_process_group()
     print(json.dumps(found))
 
 

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 from real_parts import require
+from transformers import AutoConfig
 
 from swe_rl.config import ModelConfig
 from swe_rl.training.planning.memory_megatron import Work, layer_bytes
 from swe_rl.training.planning.memory_torch import rank_memory
 from swe_rl.training.planning.parallel_layouts import ParallelLayout
 from swe_rl.training.planning.parts import total
-from swe_rl.training.planning.shapes import ModelShape, model_shape
+from swe_rl.training.planning.shapes import model_shape, shape_from_config
 
 CASES: dict[str, dict[str, Any]] = {
     "activations: nano in fp32": {
@@ -100,10 +101,20 @@ def test_predicted_peak_is_the_measured_one(name: str, record_property: Any) -> 
 def test_layers_of_megatron_keep_what_the_formula_says() -> None:
     """Bytes per token of one more layer, by family and dtype; positions are not counted, hence the tolerance."""
     require(importlib.util.find_spec("megatron") is not None, "package megatron-core (pip install 'swe-rl[megatron]')")
-    sizes = {"num_layers": 1, "hidden": 64, "num_heads": 8, "num_kv_heads": 2, "intermediate": 160, "vocab": 128}
-    shapes = [{"family": "qwen3", "head_dim": 16, **sizes}, {"family": "qwen2", "head_dim": 8, **sizes}]
-    for found in answer_of("plan_megatron_worker.py", json.dumps(shapes)):
-        shape = next(ModelShape(**shape) for shape in shapes if shape["family"] == found["family"])
+    sizes = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 128}
+    mixture = {"num_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_size": 48}
+    configs = [
+        {"model_type": "qwen3", "head_dim": 16, "intermediate_size": 160, **sizes},
+        {"model_type": "qwen2", "intermediate_size": 160, **sizes},
+        {"model_type": "qwen3_moe", "head_dim": 16, **mixture, **sizes},
+    ]
+    shapes = {
+        config["model_type"]: shape_from_config(
+            AutoConfig.for_model(**config, num_hidden_layers=1), name=config["model_type"]
+        )
+        for config in configs
+    }
+    for found in answer_of("plan_megatron_worker.py", json.dumps(configs)):
         size = {"float32": 4, "bfloat16": 2}[found["dtype"]]
-        expected = layer_bytes(shape, recompute="none", dtype_bytes=size, fused=False)
+        expected = layer_bytes(shapes[found["family"]], recompute="none", dtype_bytes=size)
         assert expected / found["bytes"] == pytest.approx(1, abs=0.02), found
