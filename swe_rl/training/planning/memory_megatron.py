@@ -66,7 +66,7 @@ def layer_bytes(shape: ModelShape, *, recompute: str, dtype_bytes: int, tensor: 
     e (3q + 3kv), and 4 per query head for log-sum-exps; of a norm over n elements the input in fp32 and the normalised
     one, (4 + e) n, and its output, where a product takes it; of the MLP its two halves, the gate's, a copy of the other
     half and the product, 5f. A mixture of k experts of f_e rows has k (6 f_e + h) for 5f: products are weighted, inputs
-    are copied for each, on every tensor parallel rank; and of the router, per expert, logits, weights and choices, 9 + e.
+    are copied for each, on every tensor parallel rank; and of the router logits, weights and choices, 9 + e each.
     selective leaves outputs of norms and the MLP out, full and offload keep the input alone.
     """
     e = dtype_bytes
