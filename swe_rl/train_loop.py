@@ -42,6 +42,7 @@ from swe_rl.sample_streams import (
     supervised_stream,
 )
 from swe_rl.training import checkpoint, mesh
+from swe_rl.training.checkpoint_writer import CheckpointWriter
 from swe_rl.training.parity import compare, rope_variants, sample_probe
 from swe_rl.training.phase_cache import cached_weights
 from swe_rl.training.rollout_scores import needs_scores, rollout_scores
@@ -80,6 +81,7 @@ class Run:
     contract: Callable[[TrainConfig], PolicyContract]  # of a phase: what trainer and engine agree on
     tokenizer: Any
     journal: Journal
+    checkpoints: CheckpointWriter
     train_tasks: list[Task]
     eval_tasks: dict[str, list[Task]]  # split -> tasks
     make_collector: Callable[..., Collector]  # of a TrainConfig; keywords replace parts of the rollouts
@@ -119,10 +121,10 @@ async def train(run: Run) -> bool:
     for index in range(run.position.phase, len(run.cfg.phases)):
         phase = run.cfg.phases[index]
         if await interrupted(run) or not await run_phase(run, phase, phase_config(run.cfg, phase)):
-            await save_checkpoint(run)
+            await save_checkpoint(run, wait=True)
             return False
         run.position = Position(phase=index + 1, step=0, total=run.position.total)
-        await save_checkpoint(run)
+        await save_checkpoint(run, wait=True)
     return True
 
 
@@ -334,16 +336,16 @@ async def engine_metrics(engine: Engine) -> dict[str, float]:
     return {f"engine/{name}": value for name, value in zip(counters, sums, strict=True)}
 
 
-async def save_checkpoint(run: Run) -> None:
-    """Weights, optimiser and position; durable before older ones go. None while a resumed run has not taken up its
-    checkpoint yet, which this would replace by weights of before it. Collective."""
+async def save_checkpoint(run: Run, *, wait: bool = False) -> None:
+    """Weights, optimiser and position; durable before older ones go, and with `wait` when this returns. None while a
+    resumed run has not taken up its checkpoint yet, which this would replace by weights of before it. Collective."""
     if run.pending_state is not None:
         return
 
     def save() -> None:
-        checkpoint.save(
+        run.checkpoints.save(
             run.dir.path,
-            run.backend.checkpoint_state(),
+            run.backend,
             step=run.position.total,
             counters={**asdict(run.position), **({"monitor": run.monitor.state()} if run.monitor.first else {})},
             # Adapters alone are no model: a directory that looked like one would load with random weights.
@@ -351,6 +353,8 @@ async def save_checkpoint(run: Run) -> None:
             tokenizer=run.tokenizer,
             keep=run.cfg.keep_checkpoints,
         )
+        if wait:
+            run.checkpoints.finish()
 
     await mesh.in_thread(save)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -48,6 +48,7 @@ from swe_rl.tasks.minirepo.demonstrator import Demonstrator as MinirepoDemonstra
 from swe_rl.tasks.oracle import OracleDemonstrator
 from swe_rl.train_loop import Position, Run
 from swe_rl.training import checkpoint, mesh
+from swe_rl.training.checkpoint_writer import CheckpointWriter
 from swe_rl.training.run_dir import RunDir, check_ranks_agree, open_run_dir
 from swe_rl.training.waiting import open_attendance
 from swe_rl.training.weight_sync import WeightPublisher
@@ -84,6 +85,7 @@ async def open_run(cfg: TrainConfig, *, label: str, config_yaml: str) -> AsyncIt
         run_dir = name_run_dir(cfg, label=label, config_yaml=config_yaml)
         journal = Journal(run_dir.rollouts_of(share.rank, world_size=share.world_size))
         stack.callback(journal.close)
+        checkpoints = stack.enter_context(closing(CheckpointWriter(behind=cfg.async_checkpoints)))
         metrics = stack.enter_context(open_metrics(run_dir.path, rank=share.rank))
         metrics.message(
             f"chat rendering: {type(renderer).__name__}, thinking {cfg.agent.thinking}, "
@@ -122,6 +124,7 @@ async def open_run(cfg: TrainConfig, *, label: str, config_yaml: str) -> AsyncIt
             contract=contract,
             tokenizer=tokenizer,
             journal=journal,
+            checkpoints=checkpoints,
             train_tasks=train_tasks,
             eval_tasks=eval_tasks,
             make_collector=partial(make_collector, parts=parts, policy=engine, journal=journal),

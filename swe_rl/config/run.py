@@ -60,6 +60,9 @@ class TrainConfig:
     run_dir: str = ""  # empty: runs/<date>-<experiment>; under torchrun rank 0 names it
     resume: bool = False
     checkpoint_every: int = 5  # optimiser steps
+    # Training goes on while a checkpoint is written, from a copy in host memory; the next one waits for it, and so does
+    # the end of a phase.
+    async_checkpoints: bool = False
     keep_checkpoints: int = 2
     init_weights: str = ""  # a directory written by a phase (phases/<name>): start from its weights
     threads: int = 0  # torch threads; 0 leaves torch's choice

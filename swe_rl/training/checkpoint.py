@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -50,17 +51,18 @@ def save(
     model_config: Any = None,
     tokenizer: Any = None,
     keep: int = 2,
+    group: dist.ProcessGroup | None = None,
 ) -> Path:
     """Writes checkpoint `step` (a number of the whole run, not of a phase) and deletes all but the newest `keep`.
 
     backend_state: checkpoint_state() of the backend. counters: anything JSON. model_config and tokenizer: objects of
     transformers with save_pretrained. Under torchrun every rank calls, all return when it is done: rank 0 writes, and
-    every other rank that holds state of the optimiser writes that beside it.
-    Raises CheckpointError, on every rank, when a disk refuses.
+    every other rank that holds state of the optimiser writes that beside it. `group`: another one of all ranks, to
+    agree by. Raises CheckpointError, on every rank, when a disk refuses.
     """
     folder = Path(run_dir) / FOLDER
     final = folder / f"step-{step:08d}"
-    holds = mesh.gather_objects([mesh.is_main() or any(backend_state["optimizer"].values())])
+    holds = mesh.gather_objects([mesh.is_main() or any(backend_state["optimizer"].values())], group=group)
     files = {rank: part_name(rank, of=len(holds)) for rank, something in enumerate(holds) if something}
     if len(files) == 1:
         files = {0: WHOLE}
@@ -81,9 +83,9 @@ def save(
         _finish(final, backend_state, counters or {}, {name: size for own in written for name, size in own.items()})
         _prune(folder, keep=keep, just_written=final)
 
-    _all_or_error(final, lambda: _fresh(final) if mesh.is_main() else None)
-    written = _all_or_error(final, write)
-    _all_or_error(final, lambda: finish() if mesh.is_main() else None)
+    _all_or_error(final, lambda: _fresh(final) if mesh.is_main() else None, group)
+    written = _all_or_error(final, write, group)
+    _all_or_error(final, lambda: finish() if mesh.is_main() else None, group)
     return final
 
 
@@ -92,7 +94,7 @@ def part_name(rank: int, *, of: int) -> str:
     return f"optimizer-{rank + 1:05d}-of-{of:05d}.pt"
 
 
-def _all_or_error(final: Path, work: Callable[[], X]) -> list[X]:
+def _all_or_error(final: Path, work: Callable[[], X], group: dist.ProcessGroup | None) -> list[X]:
     """Does this rank's work; what all ranks' returned. CheckpointError on every rank if the disk refused on one.
     Collective."""
     problem: Exception | None = None
@@ -101,7 +103,8 @@ def _all_or_error(final: Path, work: Callable[[], X]) -> list[X]:
         results = [work()]
     except Exception as err:  # torch and safetensors each raise their own kinds for a full disk
         problem = err
-    said = mesh.gather_objects([(results, None if problem is None else " ".join(str(problem).split())[:200])])
+    words = None if problem is None else " ".join(str(problem).split())[:200]
+    said = mesh.gather_objects([(results, words)], group=group)
     if wrong := [words for _, words in said if words is not None]:
         raise CheckpointError(f"cannot write checkpoint {final}: {wrong[0]}") from problem
     return [result for results, _ in said for result in results]

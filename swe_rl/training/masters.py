@@ -61,12 +61,12 @@ class MasterWeights:
         """Detached full tensors by name. Collective when sharded; otherwise views that the next step changes."""
         return {name: full_tensor(param) for name, param in self.params.items()}
 
-    def full_on_host(self, *, keep: bool) -> dict[str, Tensor]:
+    def full_on_host(self, *, keep: bool, own: bool = False) -> dict[str, Tensor]:
         """As `full`, but gathered one by one into host memory, so that a model too large for one device can be saved.
 
-        Without `keep` this rank only takes part and returns nothing.
+        Without `keep` this rank only takes part and returns nothing; with `own` nothing is a view of what is trained.
         """
-        return gathered(self.params, keep=keep)
+        return gathered(self.params, keep=keep, own=own)
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor]) -> None:
@@ -102,12 +102,15 @@ def full_tensor(value: Tensor) -> Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def gathered(values: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
-    """Full tensors by name, sharded ones on the host, one at a time; {} without `keep`. Collective when sharded."""
+def gathered(values: Mapping[str, Tensor], *, keep: bool, own: bool = False) -> dict[str, Tensor]:
+    """Full tensors by name, sharded ones on the host, one at a time; {} without `keep`. Collective when sharded.
+    With `own` all are on the host, and copies."""
     found: dict[str, Tensor] = {}
     for name, value in values.items():
         whole = full_tensor(value)
-        if keep:
+        if keep and own:
+            found[name] = whole.to("cpu", copy=True)
+        elif keep:
             found[name] = whole.cpu() if isinstance(value, DTensor) else whole
     return found
 

@@ -86,11 +86,11 @@ class NamedOptimizer:
         for optimizer in self._all:
             optimizer.zero_grad(set_to_none=True)
 
-    def state_dict(self, *, keep: bool = True) -> dict[str, dict[str, Tensor]]:
+    def state_dict(self, *, keep: bool = True, own: bool = False) -> dict[str, dict[str, Tensor]]:
         """Full tensors by parameter name and state key, empty without `keep`. Collective when sharded, and on the host
-        then; views where it is not."""
+        then; views where it is not, and with `own` copies on the host."""
         return {
-            name: gathered({**self._owner(name).state.get(param, {}), **self._value(name)}, keep=keep)
+            name: gathered({**self._owner(name).state.get(param, {}), **self._value(name)}, keep=keep, own=own)
             for name, param in self._params.items()
         }
 

@@ -255,20 +255,21 @@ class TorchBackend(ReferenceScores):
         """
         return merged(self.model, self.masters.full())
 
-    def state_dict(self, *, keep: bool = True) -> Mapping[str, Any]:
-        """Weights, optimiser state, counters: full tensors that load under any number of ranks. Views, as weights();
-        sharded ones are gathered one by one into host memory, and without `keep` this rank does not hold them."""
+    def state_dict(self, *, keep: bool = True, own: bool = False) -> Mapping[str, Any]:
+        """Weights, optimiser state, counters: full tensors that load under any number of ranks. Views, as weights(), or
+        with `own` copies on the host; sharded ones are gathered one by one into host memory, and without `keep` this
+        rank does not hold them."""
         return {
-            "model": self.masters.full_on_host(keep=keep),
-            "optimizer": self.optimizer.state_dict(keep=keep),
+            "model": self.masters.full_on_host(keep=keep, own=own),
+            "optimizer": self.optimizer.state_dict(keep=keep, own=own),
             "step": self.step,
             "policy_version": self.policy_version,
             "num_skipped_steps": self.num_skipped_steps,
         }
 
-    def checkpoint_state(self) -> Mapping[str, Any]:
+    def checkpoint_state(self, *, own: bool = False) -> Mapping[str, Any]:
         """As protocols.TrainerBackend: everything on rank 0."""
-        return self.state_dict(keep=mesh.is_main())
+        return self.state_dict(keep=mesh.is_main(), own=own)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from `state`. Raises CheckpointError when it does not fit the model or the optimiser."""

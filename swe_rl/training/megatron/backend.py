@@ -209,16 +209,19 @@ class MegatronBackend(ReferenceScores):
         """Where training.weight_sync takes updates from: no rank gathers more than a bucket. Collective."""
         return ReplicaWeightSource(self, dtype=dtype, bucket_bytes=bucket_bytes, remember=remember)
 
-    def state_dict(self, *, keep: bool = True, spread: bool = False) -> Mapping[str, Any]:
+    def state_dict(self, *, keep: bool = True, spread: bool = False, own: bool = False) -> Mapping[str, Any]:
         """As TorchBackend.state_dict, and readable by it: full tensors that load in any layout, gathered one unit at a
         time into host memory; without `keep` this rank does not hold them. With `spread` it holds the optimiser's state
-        of its share of the units, whatever `keep` says: checkpoint.save puts shares together. Collective."""
-        model = self.masters.full_on_host(keep=keep)
+        of its share of the units, whatever `keep` says: checkpoint.save puts shares together. With `own` nothing is a
+        view of what is trained. Collective."""
+        model = self.masters.full_on_host(keep=keep, own=own)
         first = self.optimizer.state_of(self.parts[0])  # every parameter has made as many steps
         whole = EVERY if keep else NONE
         chosen = slice(mesh.rank(), None, mesh.world_size()) if spread and first else whole
         moments = {
-            key: self.masters.full(partial(self._moment, key), keep=chosen, on_host=True) for key in MOMENTS if first
+            key: self.masters.full(partial(self._moment, key), keep=chosen, on_host=True, own=own)
+            for key in MOMENTS
+            if first
         }
         optimizer: dict[str, dict[str, Tensor]] = {}
         parameters = self.exchange.parameters
@@ -236,9 +239,9 @@ class MegatronBackend(ReferenceScores):
     def _moment(self, key: str, part: Part) -> Tensor:
         return self.optimizer.state_of(part)[key]
 
-    def checkpoint_state(self) -> Mapping[str, Any]:
+    def checkpoint_state(self, *, own: bool = False) -> Mapping[str, Any]:
         """As protocols.TrainerBackend: weights on rank 0, of the optimiser's state its share on every rank."""
-        return self.state_dict(keep=mesh.is_main(), spread=True)
+        return self.state_dict(keep=mesh.is_main(), spread=True, own=own)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from `state`, of any layout. Raises CheckpointError when it does not fit the model."""

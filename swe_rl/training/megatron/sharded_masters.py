@@ -70,10 +70,11 @@ class ShardedMasters:
 
     @torch.no_grad()
     def full(
-        self, value_of: Callable[[Part], Tensor], *, keep: slice = EVERY, on_host: bool = False
+        self, value_of: Callable[[Part], Tensor], *, keep: slice = EVERY, on_host: bool = False, own: bool = False
     ) -> dict[str, Tensor]:
         """Full tensors by the names of transformers' model from this rank's shards, which value_of gives; gathered unit
-        by unit, of whose groups this rank keeps some and in the others only takes part. Collective."""
+        by unit, of whose groups this rank keeps some and in the others only takes part. With `own`, which is for
+        on_host, none is a view of a shard. Collective."""
         found: dict[str, Tensor] = {}
         parameters = self.exchange.parameters
         kept = range(len(parameters.groups))[keep]
@@ -84,16 +85,16 @@ class ShardedMasters:
                 tensors = self.exchange.whole(unit, value, dtype=self.wide)
                 if number in kept:
                     for name, tensor in zip(unit.hf, tensors, strict=True):
-                        parameters.put(found, name, tensor.cpu() if on_host else tensor)
+                        parameters.put(found, name, tensor.to("cpu", copy=own) if on_host else tensor)
         return found
 
     def of(self, part: Part) -> Tensor:
         """The shard [n] of this rank."""
         return self.masters[part.key]
 
-    def full_on_host(self, *, keep: bool) -> dict[str, Tensor]:
+    def full_on_host(self, *, keep: bool, own: bool = False) -> dict[str, Tensor]:
         """As MasterWeights.full_on_host. Collective."""
-        return self.full(self.of, keep=EVERY if keep else NONE, on_host=True)
+        return self.full(self.of, keep=EVERY if keep else NONE, on_host=True, own=own)
 
     @torch.no_grad()
     def load(self, part: Part, value: Tensor) -> None:

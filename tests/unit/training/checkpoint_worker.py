@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -13,7 +15,8 @@ import pytest
 import torch
 
 from swe_rl.errors import CheckpointError
-from swe_rl.training import checkpoint
+from swe_rl.training import checkpoint, mesh
+from swe_rl.training.checkpoint_writer import CheckpointWriter
 
 STILL = 1  # the rank that holds nothing
 
@@ -65,6 +68,42 @@ def work(folder: Path, rank: int) -> None:
             checkpoint.load(path)
 
 
+def work_behind(folder: Path, rank: int) -> None:
+    """Ranks agree on collectives of their own all the while; that of rank 2 is the slow disk, and then the full one."""
+    writer = CheckpointWriter(behind=True)
+    backend: Any = SimpleNamespace(checkpoint_state=lambda *, own: {**state(rank, 4.0), "own": own})
+    finish = threading.Event()
+
+    def slow(*arguments: Any, **options: Any) -> None:
+        if rank == 2:
+            assert finish.wait(60)
+        torch_save(*arguments, **options)
+
+    torch_save = torch.save
+    with mock.patch("torch.save", slow):
+        writer.save(folder, backend, step=1)
+        for number in range(50):
+            assert mesh.gather_objects([rank + number]) == [number, number + 1, number + 2]
+        assert checkpoint.latest(folder) is None
+        finish.set()
+        writer.finish()
+    path = checkpoint.latest(folder)
+    assert path is not None
+    found = checkpoint.load(path).backend
+    assert found["own"] is True
+    assert {n: float(m["exp_avg"].sum()) for n, m in found["optimizer"].items()} == {"p0": 12.0, "p2": 36.0}
+    full = mock.patch("torch.save", side_effect=OSError("no space left on device"))
+    with full if rank == 2 else contextlib.nullcontext():
+        writer.save(folder, backend, step=2)
+        with pytest.raises(CheckpointError, match="no space left on device"):
+            writer.save(folder, backend, step=3)
+    writer.save(folder, backend, step=4)
+    writer.finish()
+    assert checkpoint.latest(folder) == folder / "checkpoints" / "step-00000004"
+    writer.close()
+
+
 if __name__ == "__main__":
     target = Path(sys.argv[1])
-    forked_ranks.fork(target, [3], lambda rank, _: work(target / "run", rank))
+    doing = work_behind if sys.argv[2:] == ["behind"] else work
+    forked_ranks.fork(target, [3], lambda rank, _: doing(target / "run", rank))

@@ -27,6 +27,7 @@ from swe_rl.batching.packing import pack_row
 from swe_rl.config import AlgoConfig, TrainerConfig
 from swe_rl.inference.weight_update import UpdatePlan, WeightInbox
 from swe_rl.training import checkpoint
+from swe_rl.training.checkpoint_writer import CheckpointWriter
 from swe_rl.training.megatron.backend import MegatronBackend
 from swe_rl.training.weight_source import SyncTotals
 from swe_rl.types import PackedBatch, TrainSample
@@ -246,6 +247,7 @@ class Engine:
 
 def measure(case: dict[str, Any], want: dict[str, Any], rank: int, size: int, folder: Path) -> dict[str, Any]:
     backend, rows, first = make(case, folder), share(rank, size), want["losses"][0]
+    writer = CheckpointWriter(behind=True)
     found: dict[str, Any] = {"start": errors(backend.weights(), want["before"])[0]}
     if "from" in case:
         backend.load_state_dict(checkpoint.load(folder / case["from"] / "checkpoints" / "step-00000001").backend)
@@ -261,10 +263,12 @@ def measure(case: dict[str, Any], want: dict[str, Any], rank: int, size: int, fo
         found["norm"] = abs(stats.grad_norm / want["norm"] - 1)
         found["tokens"] = [stats.num_tokens, stats.num_loss_tokens]
         found["split"] = stats.details["train/context_split_frac"]
-        path = checkpoint.save(folder / case["name"], backend.checkpoint_state(), step=1)
-        assert len(list(path.glob("optimizer*.pt"))) == size
+        writer.save(folder / case["name"], backend, step=1)  # of before the steps that come now
     found["second"] = abs(backend.train_step(rows, learning_rate=RATE).loss / want["losses"][1] - 1)
     found["third"] = abs(backend.train_step(rows, learning_rate=RATE).loss / want["losses"][2] - 1)
+    writer.finish()
+    if path := checkpoint.latest(folder / case["name"]):
+        assert len(list(path.glob("optimizer*.pt"))) == size
     return found
 
 
