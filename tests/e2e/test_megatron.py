@@ -25,7 +25,7 @@ TINY = [
     "eval={splits: {heldout: 2}, base_tasks: 2, greedy_tasks: 0}",
     f"phases=[{DEMONSTRATIONS},{{name: rl, data: rollouts, steps: 3, tasks_per_step: 2}}]",
 ]
-MEGATRON = [*TINY, "trainer=megatron", "trainer.tensor_parallel=2"]
+MEGATRON = [*TINY, "trainer=megatron", "trainer.tensor_parallel=2", "async_checkpoints=true"]
 
 
 def torchrun(run_dir: Path, *words: str) -> subprocess.Popen[str]:
