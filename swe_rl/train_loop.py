@@ -7,6 +7,7 @@ from (sample_streams.py) and the objective. Synchronous training is asynchronous
 from __future__ import annotations
 
 import asyncio
+import copy
 import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -349,7 +350,7 @@ async def save_checkpoint(run: Run, *, wait: bool = False) -> None:
             step=run.position.total,
             counters={**asdict(run.position), **({"monitor": run.monitor.state()} if run.monitor.first else {})},
             # Adapters alone are no model: a directory that looked like one would load with random weights.
-            model_config=None if run.cfg.model.lora_rank else run.backend.model.config,
+            model_config=None if run.cfg.model.lora_rank else copy.deepcopy(run.backend.model.config),
             tokenizer=run.tokenizer,
             keep=run.cfg.keep_checkpoints,
         )

@@ -62,18 +62,20 @@ def save(
     """
     folder = Path(run_dir) / FOLDER
     final = folder / f"step-{step:08d}"
-    holds = mesh.gather_objects([mesh.is_main() or any(backend_state["optimizer"].values())], group=group)
-    files = {rank: part_name(rank, of=len(holds)) for rank, something in enumerate(holds) if something}
+    # Of the group itself: a thread may still be here when the process has left the others, and is rank 0 of one then.
+    rank = mesh.rank() if group is None else group.rank()
+    holds = mesh.gather_objects([rank == 0 or any(backend_state["optimizer"].values())], group=group)
+    files = {each: part_name(each, of=len(holds)) for each, something in enumerate(holds) if something}
     if len(files) == 1:
         files = {0: WHOLE}
 
     def write() -> dict[str, int]:
         written: dict[str, int] = {}
-        if mesh.is_main():
+        if rank == 0:
             written = _write_model(_writing(final), backend_state["model"], model_config, tokenizer)
-        if name := files.get(mesh.rank()):
+        if name := files.get(rank):
             if not _writing(final).is_dir():
-                raise OSError(f"rank {mesh.rank()} does not see what rank 0 has begun: {SHARED}")
+                raise OSError(f"rank {rank} does not see what rank 0 has begun: {SHARED}")
             torch.save(backend_state["optimizer"], _writing(final) / name)
             _fsync(_writing(final) / name)
             written[name] = (_writing(final) / name).stat().st_size
@@ -83,9 +85,9 @@ def save(
         _finish(final, backend_state, counters or {}, {name: size for own in written for name, size in own.items()})
         _prune(folder, keep=keep, just_written=final)
 
-    _all_or_error(final, lambda: _fresh(final) if mesh.is_main() else None, group)
+    _all_or_error(final, lambda: _fresh(final) if rank == 0 else None, group)
     written = _all_or_error(final, write, group)
-    _all_or_error(final, lambda: finish() if mesh.is_main() else None, group)
+    _all_or_error(final, lambda: finish() if rank == 0 else None, group)
     return final
 
 

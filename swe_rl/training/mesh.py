@@ -99,10 +99,10 @@ def neighbours(size: int) -> dist.ProcessGroup:
     return group
 
 
-def group_of_all(*, timeout_s: float) -> dist.ProcessGroup | None:
+def group_of_all() -> dist.ProcessGroup | None:
     """Another group of all ranks, on the host, for a thread that agrees beside the others' collectives; None without
     torchrun. Collective."""
-    return dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s)) if world_size() > 1 else None
+    return dist.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT_S)) if world_size() > 1 else None
 
 
 def broadcast_string(value: str) -> str:

@@ -20,6 +20,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -106,7 +107,7 @@ class IpcLink:
         info = {**told, "handles": [ipc_handle(tensor) for _, tensor in named]}
         await run_all(health.watched(place.replica, place.replica.update(info)) for place in places)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Nothing is held."""
 
 
@@ -119,7 +120,7 @@ class NcclLink:
         self._group: Any = None
 
     async def join(self, places: Sequence[Place]) -> None:
-        self.close()
+        await self.close()
         world, infos = nccl_group(
             self._address, _free_port(), replicas=len(places), tensor_parallel=self._tensor_parallel
         )
@@ -131,15 +132,16 @@ class NcclLink:
         """Broadcasts in the order that the workers were told."""
         info = await in_daemon_thread(self._on_device, described, named)
         updates = [health.watched(place.replica, place.replica.update(info)) for place in places]
-        await _all_or_first_error([in_daemon_thread(self._on_device, self._broadcast, named), *updates])
+        broadcast = partial(self._broadcast, self._group)
+        await _all_or_first_error([in_daemon_thread(self._on_device, broadcast, named), *updates])
 
     def _on_device(self, call: Callable[[Any], Any], argument: Any) -> Any:
         if self._device is not None:
             torch.cuda.set_device(self._device)
         return call(argument)
 
-    def _broadcast(self, named: Named) -> None:
-        group, stream = self._group, torch.cuda.current_stream() if torch.cuda.is_available() else None
+    def _broadcast(self, group: Any, named: Named) -> None:
+        stream = torch.cuda.current_stream() if torch.cuda.is_available() else None
         for _, tensor in named:
             if self._group is not group:  # closed meanwhile: nobody takes the rest
                 return
@@ -147,11 +149,11 @@ class NcclLink:
         if stream is not None:
             stream.synchronize()
 
-    def close(self) -> None:
-        """Leaves the group; what hangs in it is aborted."""
+    async def close(self) -> None:
+        """Leaves the group; what hangs in it is aborted, which may take seconds."""
         group, self._group = self._group, None
         if group is not None:
-            group.destroy()
+            await in_daemon_thread(group.destroy)
 
 
 class DeviceSender:
@@ -171,21 +173,24 @@ class DeviceSender:
         """Tells the replicas that weights are coming. They must be awake. Raises EngineError."""
         await self.abandon()  # of an update that could not be started
         self._tensors.clear()
-        places = self._receiving = self._fleet.usable()  # without those that were lost just now
+        places = self._fleet.usable()  # without those that were lost just now
         members = [(place.index, place.generation) for place in places]
         if members and members != self._members:
             self._members = []
-            await self._together(lambda: self._link.join(places))
-            self._members = members if self._receiving else []
-        await self._together(
-            lambda: run_all(health.watched(p.replica, p.replica.open_update()) for p in self._receiving)
-        )
+            if not await self._together(places, lambda: self._link.join(places)):
+                return
+            self._members = members
+        await self._together(places, lambda: run_all(self._open(place) for place in places))
+
+    async def _open(self, place: Place) -> None:
+        await health.watched(place.replica, place.replica.open_update())
+        self._receiving.append(place)
 
     async def send(self, bucket: WeightBucket) -> None:
         """Sends what is complete; nothing when all receivers were lost. Raises EngineError, also for wrong bits."""
         named = self._tensors.add(bucket)
         if named and self._receiving:
-            await self._together(lambda: self._link.send(self._receiving, named))
+            await self._together(self._receiving, lambda: self._link.send(self._receiving, named))
 
     async def abandon(self) -> None:
         """Ends an update that is not to be used: its receivers stay paused, with weights of no version. Can be called
@@ -200,32 +205,34 @@ class DeviceSender:
                 self._fleet.replace(place, _named(err, "an update could not be ended"))
             self._receiving = self._receiving[1:]
 
-    def finished(self) -> None:
-        """The receivers have been told to go on."""
-        self._receiving = []
+    def finished(self, place: Place) -> None:
+        """It has been told to go on."""
+        self._receiving = [each for each in self._receiving if each != place]
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Idempotent."""
-        self._link.close()
+        await self._link.close()
 
-    async def _together(self, step: Callable[[], Awaitable[Any]]) -> None:
-        """A step of all receivers. When one is lost the others wait for it in vain, so all are started anew. A step
-        that fails leaves the link with weights that nobody takes: it is not used again."""
+    async def _together(self, places: Sequence[Place], step: Callable[[], Awaitable[Any]]) -> bool:
+        """A step of `places`; whether all took it. When one is lost the others wait for it in vain, so all are started
+        anew. A step that fails leaves the link with weights that nobody takes: it is not used again."""
         try:
-            if gone := [place for place in self._receiving if not self._fleet.present(place)]:
+            if gone := [place for place in places if not self._fleet.present(place)]:
                 raise ReplicaLost(f"{gone[0].replica.name} is being replaced")
             async with asyncio.timeout(SEND_S) as limit:
                 await step()
+            return True
         except BaseException as err:
             self._members = []
-            self._link.close()
+            await self._link.close()
             late = isinstance(err, TimeoutError) and limit.expired()
             if not late and not isinstance(err, ReplicaLost):
                 raise
-            places, self._receiving = self._receiving, []
+            self._receiving = []
             log.warning("a replica was lost while it received weights: all get them from the host's memory (%s)", err)
             for place in places:
                 self._fleet.replace(place, _named(err, "weights did not arrive in time"))
+            return False
 
 
 def open_sender(cfg: EngineConfig, shapes: Mapping[str, tuple[int, ...]], fleet: Fleet) -> DeviceSender:

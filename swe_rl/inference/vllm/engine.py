@@ -139,7 +139,9 @@ class VllmEngine:
         stand still only while the replicas load. Raises EngineError for weights of another model."""
         await self._begin_writing()
         try:
+            self._store.check(weights)
             await self._hold_up(self._cfg.in_flight)
+            self._whole.clear()
             checksums = await asyncio.to_thread(self._store.copy, weights)
             self._inbox.forget()
             await self._switch(version, checksums)
@@ -163,7 +165,8 @@ class VllmEngine:
 
     async def receive_weights(self, bucket: WeightBucket) -> None:
         """Copies the bucket into the stored weights, and sends it to the replicas where GPUs do that directly."""
-        self._whole.clear()  # the stored ones are neither the old nor the new ones, should it go no further
+        if self._plan is not None:  # the stored ones are neither the old nor the new ones, should it go no further
+            self._whole.clear()
         calls: list[Any] = [asyncio.to_thread(self._inbox.receive, bucket)]
         await run_all(calls if self._sender is None else [*calls, self._sender.send(bucket)])
 
@@ -215,7 +218,7 @@ class VllmEngine:
         self._closed = True
         await self.fleet.close()
         if self._sender is not None:
-            self._sender.close()
+            await self._sender.close()
         self._store.close()
 
     async def __aenter__(self) -> Self:
@@ -304,8 +307,6 @@ class VllmEngine:
         self._location, self._stored = self._store.location(checksums, version=version), version
         self._whole.set()
         await run_all(self._load(place) for place in self.fleet.usable())
-        if self._sender is not None:
-            self._sender.finished()
         self.policy_version = version
         self.fleet.wake_up()
         self.counters.weight_updates += 1
@@ -371,6 +372,7 @@ class VllmEngine:
         try:
             if self._sender is not None and self._sender.receives(place):
                 await health.watched(replica, replica.close_update(version=self._stored))
+                self._sender.finished(place)
             else:
                 if self._cfg.layout == "colocated":
                     await health.watched(replica, replica.wake())

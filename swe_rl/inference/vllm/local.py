@@ -13,7 +13,7 @@ from swe_rl.inference.daemon_threads import in_daemon_thread
 from swe_rl.inference.vllm.cpu_experts import RETURN_EXPERTS, pass_the_check
 from swe_rl.inference.vllm.devices import VISIBLE, visible_devices
 from swe_rl.inference.vllm.owner import name_owner
-from swe_rl.inference.vllm.replica import ReplicaLost
+from swe_rl.inference.vllm.replica import STILL_OPEN, ReplicaLost
 from swe_rl.inference.vllm.requests import ReplicaChunk, ReplicaRequest, sampled_logprobs
 
 # vLLM's own defaults that a trainer does not want: a fork of a process with threads, usage statistics over the network,
@@ -185,7 +185,13 @@ class LocalReplica:
     async def _open_update(self, llm: Any) -> None:
         if not await self._told(llm, lambda llm: llm.is_paused()):
             await self._pause(llm, abort=False)
-        await self._told(llm, lambda llm: llm.start_weight_update())
+        try:
+            await self._told(llm, lambda llm: llm.start_weight_update())
+        except EngineError as err:
+            if STILL_OPEN not in str(err):
+                raise
+            await self._told(llm, lambda llm: llm.finish_weight_update())
+            await self._told(llm, lambda llm: llm.start_weight_update())
 
     async def _update(self, llm: Any, info: Mapping[str, Any]) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest

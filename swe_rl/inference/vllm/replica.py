@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from swe_rl.errors import EngineError
 from swe_rl.inference.vllm.requests import ReplicaChunk, ReplicaRequest
 
+STILL_OPEN = "a weight update is already active"  # vLLM's words: one before was neither finished nor given up
 START_S = 900.0  # a large model on a cold disk, a Ray cluster whose GPUs are taken
 
 

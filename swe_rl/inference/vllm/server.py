@@ -28,7 +28,7 @@ import numpy as np
 
 from swe_rl.errors import EngineError, InvariantError
 from swe_rl.inference.vllm.local import prepare_environment
-from swe_rl.inference.vllm.replica import START_S, ReplicaLost
+from swe_rl.inference.vllm.replica import START_S, STILL_OPEN, ReplicaLost
 from swe_rl.inference.vllm.requests import ReplicaChunk, ReplicaRequest
 
 ANSWER_S = 30.0  # for a call that computes nothing
@@ -207,7 +207,13 @@ class ServerReplica:
 
     async def _open_update(self, http: Any) -> None:
         await self._call(http, "POST", "/pause?mode=keep&clear_cache=false")
-        await self._call(http, "POST", "/start_weight_update")
+        try:
+            await self._call(http, "POST", "/start_weight_update")
+        except EngineError as err:
+            if STILL_OPEN not in str(err):
+                raise
+            await self._call(http, "POST", "/finish_weight_update", {})
+            await self._call(http, "POST", "/start_weight_update")
 
     async def _update(self, http: Any, info: Mapping[str, Any]) -> None:
         await self._call(http, "POST", "/update_weights", {"update_info": dict(info)}, timeout_s=UPDATE_S)

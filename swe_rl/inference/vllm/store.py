@@ -49,8 +49,14 @@ class WeightStore:
         }
 
     def copy(self, weights: Mapping[str, Tensor]) -> dict[str, int]:
-        """Takes all weights, rounded to the engine's dtype, and returns their checksums. Raises EngineError for those
-        of another model, with nothing changed."""
+        """Takes all weights, rounded to the engine's dtype, and returns their checksums. They must have passed
+        `check`."""
+        for name, tensor in weights.items():
+            self.targets[name].copy_(tensor.detach())
+        return {name: checksum(tensor) for name, tensor in self.targets.items()}
+
+    def check(self, weights: Mapping[str, Tensor]) -> None:
+        """Raises EngineError for the weights of another model."""
         unknown, missing = sorted(set(weights) - set(self.targets)), sorted(set(self.targets) - set(weights))
         if unknown or missing:
             raise EngineError(f"weight update: unknown names {unknown[:3]}, missing names {missing[:3]}")
@@ -59,9 +65,6 @@ class WeightStore:
                 raise EngineError(
                     f"weight update: {name} has shape {tuple(tensor.shape)}, not {tuple(self.targets[name].shape)}"
                 )
-        for name, tensor in weights.items():
-            self.targets[name].copy_(tensor.detach())
-        return {name: checksum(tensor) for name, tensor in self.targets.items()}
 
     def location(self, checksums: Mapping[str, int], *, version: int) -> dict[str, Any]:
         """What a worker needs to read this version: arguments of `read_tensors`."""

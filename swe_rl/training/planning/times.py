@@ -7,7 +7,8 @@ behind arithmetic: the all-gathers and reduce-scatters of sequence parallelism (
 T h elements per layer, each way), keys and values of context parallelism, gradients and parameters of the distributed
 optimizer, what stages of a pipeline send one another, tokens and their gradients on the way to experts and back; and
 the bubble of the pipeline, (p - 1) / (m v) of the time for m micro-batches and v chunks on each of p ranks, which send
-v times as much (arXiv:2104.04473, section 2.2). Experts are taken to be visited equally often.
+v times as much (arXiv:2104.04473, section 2.2), and more where p does not divide m (`_bubble`). Experts are taken to be
+visited equally often.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def training_seconds(
     found["recompute"] = again.get(layout.recompute, matrices / speed + forward)
     found["communication"] = _communication(shape, layout, work, step, device, efficiency, gpus_per_node=gpus_per_node)
     busy = sum(found.values())
-    found["bubble"] = busy * (layout.pipeline - 1) / (max(work.rows_per_rank, 1) * layout.virtual)
+    found["bubble"] = busy * _bubble(layout, max(work.rows_per_rank, 1))
     found["optimizer"] = _optimizer(shape, layout, device, efficiency)
     return found
 
@@ -136,6 +137,13 @@ def _communication(
     if layout.pipeline > 1:  # and the gradients
         seconds += 2 * layout.virtual * row / layout.tensor / whole
     return seconds + _gradient_bytes(shape, layout, e) / whole
+
+
+def _bubble(layout: ParallelLayout, rows: int) -> float:
+    """Of the busy time. An interleaved schedule runs micro-batches in groups of as many as there are ranks: the last
+    group is filled up with empty ones, taken to last as long as the others, which is at most what they cost."""
+    filled = rows + -rows % layout.pipeline if layout.virtual > 1 else rows
+    return (filled + (layout.pipeline - 1) / layout.virtual) / rows - 1
 
 
 def _gradient_bytes(shape: ModelShape, layout: ParallelLayout, e: int) -> float:

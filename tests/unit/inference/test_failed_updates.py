@@ -14,6 +14,7 @@ from vllm_transfers import eventually, holds, nccl, plan, publish, weights
 from swe_rl.errors import EngineError
 from swe_rl.inference.vllm import device_transfer, fleet
 from swe_rl.inference.vllm.replica import ReplicaLost
+from swe_rl.inference.weight_update import WeightBucket, WeightPiece
 
 
 @pytest.fixture(autouse=True)
@@ -95,9 +96,73 @@ async def test_receivers_of_an_update_that_did_not_start_get_the_next_one(monkey
         fails_once(monkeypatch, replicas[1], "open_update", EngineError("refused"))
         with pytest.raises(EngineError, match="refused"):
             await publish(engine, 1)
-        assert [replica.events[-1] for replica in replicas] == ["abandon", "abandon"]
+        assert [replica.events[-1] for replica in replicas] == ["abandon", "close_update 0"]
         await engine.update_weights(weights(2), version=2)
         assert all(holds(replica, 2) for replica in replicas)
+        assert engine.counters.restarts == 0
+
+
+async def test_an_update_that_no_replica_was_told_of_is_ended_in_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    replicas = FakeReplica("r0"), FakeReplica("r1")
+    engine, _ = nccl(monkeypatch, *replicas)
+    async with engine:
+        fails_once(monkeypatch, replicas[1], "join", EngineError("refused"))
+        with pytest.raises(EngineError, match="refused"):
+            await publish(engine, 1)
+        assert not any("abandon" in replica.events for replica in replicas)
+        assert await publish(engine, 2) == []
+        assert all(holds(replica, 2) for replica in replicas)
+        assert engine.counters.restarts == 0
+
+
+async def test_a_replica_that_has_finished_an_update_goes_on_when_another_one_cannot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replicas = FakeReplica("r0"), FakeReplica("r1")
+    engine, _ = nccl(monkeypatch, *replicas)
+    async with engine:
+        await publish(engine, 0)
+        fails_once(monkeypatch, replicas[1], "close_update", EngineError("refused"))
+        with pytest.raises(EngineError, match="refused"):
+            await publish(engine, 1)
+        assert [replica.events[-1] for replica in replicas] == ["close_update 1", "abandon"]
+        assert await publish(engine, 2) == []
+        assert all(holds(replica, 2) for replica in replicas)
+        assert engine.counters.restarts == 0
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_copy_that_fails_half_way_is_offered_to_no_replica(
+    monkeypatch: pytest.MonkeyPatch, cancelled: bool
+) -> None:
+    replica = FakeReplica("r0")
+    async with fake_engine(replica) as engine:
+        await publish(engine, 0)
+        with pytest.raises(EngineError, match="missing names"):
+            await engine.update_weights({}, version=1)
+        assert engine._whole.is_set(), "nothing was touched"
+        fails_once(monkeypatch, engine._store, "copy", asyncio.CancelledError() if cancelled else MemoryError())
+        with pytest.raises(asyncio.CancelledError if cancelled else MemoryError):
+            await engine.update_weights(weights(1), version=1)
+        engine.fleet.replace(engine.fleet.usable()[0], EngineError("lost"))
+        await eventually(lambda: replica.events[-2:] == ["close", "start"])
+        await asyncio.sleep(0.05)
+        assert engine.fleet.usable() == []
+        await engine.update_weights(weights(2), version=2)
+        await eventually(engine.fleet.usable)
+        assert holds(replica, 2)
+
+
+async def test_a_bucket_of_no_update_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = FakeReplica("r0")
+    async with fake_engine(replica) as engine:
+        await publish(engine, 0)
+        piece = WeightPiece(name="a.weight", first=0, values=weights(1)["a.weight"].view(-1))
+        with pytest.raises(EngineError):
+            await engine.receive_weights(WeightBucket((piece,)))
+        engine.fleet.replace(engine.fleet.usable()[0], EngineError("lost"))
+        await eventually(engine.fleet.usable)
+        assert holds(replica, 0)
 
 
 async def test_receivers_of_an_update_that_did_not_finish_get_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,15 +15,17 @@ from swe_rl.inference.vllm.local import LocalReplica
 from swe_rl.inference.vllm.replica import ReplicaLost
 from swe_rl.inference.vllm.server import ServerReplica
 
+ACTIVE = "start_weight_update called while a weight update is already active. Call finish_weight_update first."
+
 
 class FakeLLM:
-    """Says what it was asked; `kept` blocks of the prefix cache cannot be dropped."""
+    """Says what it was asked; `kept` blocks of the prefix cache cannot be dropped; `active` is vLLM's rule."""
 
     errored = False
 
     def __init__(self) -> None:
         self.log: list[Any] = []
-        self.paused, self.kept = False, False
+        self.paused, self.kept, self.active = False, False, False
 
     async def is_paused(self) -> bool:
         return self.paused
@@ -37,12 +39,16 @@ class FakeLLM:
 
     async def start_weight_update(self) -> None:
         self.log.append("start")
+        if self.active:
+            raise RuntimeError(ACTIVE)
+        self.active = True
 
     async def update_weights(self, request: Any) -> None:
         self.log.append(("update", request.update_info))
 
     async def finish_weight_update(self, version: str | None = None) -> None:
         self.log.append(("finish", version))
+        self.active = False
 
     async def reset_prefix_cache(self, *, reset_running_requests: bool) -> bool:
         self.log.append(("reset", reset_running_requests))
@@ -99,6 +105,20 @@ async def test_old_blocks_that_stay_are_an_error(local: LocalReplica) -> None:
     with pytest.raises(EngineError, match="r0: the prefix cache of older weights could not be dropped"):
         await local.load({"path": "p"}, version=4)
     assert local._llm.paused
+
+
+async def test_an_update_that_was_left_open_holds_up_no_other(local: LocalReplica) -> None:
+    """Its trainer has ended, or its load was cancelled."""
+    local._llm.active = local._llm.paused = True
+    await local.load({"path": "p"}, version=4)
+    assert local._llm.log == ["start", ("finish", None), *LOADED]
+    server = ServerReplica("r0", url="http://a:1")
+    server._http = http = FakeHttp()
+    await server.open_update()
+    http.paths.clear()
+    await server.load({"path": "p"}, version=4)
+    start, finish = "start_weight_update", "finish_weight_update"
+    assert http.paths == ["pause", start, finish, start, "update_weights", finish, "reset_prefix_cache", "resume"]
 
 
 async def test_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,20 +202,25 @@ async def test_an_engine_that_is_closed_in_a_call_is_lost(local: LocalReplica, m
 
 
 class FakeHttp:
-    """A session with a server that agrees to everything; `then` comes after `last`."""
+    """A session with a server that agrees to everything but a second start; `then` comes after `last`."""
 
     def __init__(self, *, last: str = "", then: Any = None) -> None:
         self.paths: list[str] = []
+        self._active = False
         self._last, self._then = last, then
 
     @asynccontextmanager
     async def request(self, method: str, url: str, **options: Any) -> AsyncIterator[Any]:
         self.paths.append(url.removeprefix("http://a:1/").partition("?")[0])
 
-        async def text() -> str:
-            return '{"success": true}'
+        refused = self.paths[-1] == "start_weight_update" and self._active
+        if self.paths[-1] in ("start_weight_update", "finish_weight_update"):
+            self._active = self.paths[-1] == "start_weight_update"
 
-        yield SimpleNamespace(status=200, text=text)
+        async def text() -> str:
+            return ACTIVE if refused else '{"success": true}'
+
+        yield SimpleNamespace(status=500 if refused else 200, text=text)
         if self.paths[-1] == self._last:
             self._then()
 

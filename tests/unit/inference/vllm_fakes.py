@@ -11,7 +11,7 @@ import torch
 from swe_rl.config import EngineConfig
 from swe_rl.errors import EngineError
 from swe_rl.inference.vllm.engine import VllmEngine
-from swe_rl.inference.vllm.replica import ReplicaLost
+from swe_rl.inference.vllm.replica import STILL_OPEN, ReplicaLost
 from swe_rl.inference.vllm.requests import ReplicaChunk, ReplicaRequest
 from swe_rl.inference.vllm.store import WeightStore, read_tensors
 from swe_rl.models.contract import PolicyContract
@@ -38,6 +38,7 @@ class FakeReplica:
         self.joined: list[dict[str, Any]] = []  # init info of transfers from GPU to GPU
         self.broadcasts: list[torch.Tensor] = []  # that have come and were not taken yet
         self.die_in_update = False
+        self.expects = False  # weights: vLLM's rule of sessions of updates
         self.paused = asyncio.Event()
         self.paused.set()  # set: it computes
         self._aborted: set[str] = set()
@@ -48,7 +49,7 @@ class FakeReplica:
         await asyncio.sleep(0)
         if self.refuse_start:
             raise EngineError(self.refuse_start.pop(0))
-        self.up, self.held = True, -1
+        self.up, self.held, self.expects = True, -1, False
 
     async def stream(self, request: ReplicaRequest) -> AsyncIterator[ReplicaChunk]:
         self.requests.append(request)
@@ -111,6 +112,9 @@ class FakeReplica:
     async def open_update(self) -> None:
         self.events.append("open")
         self.paused.clear()
+        if self.expects:
+            raise EngineError(STILL_OPEN)
+        self.expects = True
 
     async def update(self, info: Mapping[str, Any]) -> None:
         """As the workers: over NCCL what is broadcast next, over IPC what lies at the handles, here the tensors."""
@@ -119,6 +123,7 @@ class FakeReplica:
             self.die_in_update = False
             self.up = False
             raise ReplicaLost(f"{self.name} was killed")
+        self._check_session()
         for index, name in enumerate(info["names"]):
             while "handles" not in info and not self.broadcasts:
                 await asyncio.sleep(0.001)
@@ -130,11 +135,19 @@ class FakeReplica:
 
     async def close_update(self, *, version: int) -> None:
         self.events.append(f"close_update {version}")
+        self._check_session()
+        self.expects = False
         self.held = version
         self.paused.set()
 
     async def abandon_update(self) -> None:
         self.events.append("abandon")
+        self._check_session()
+        self.expects = False
+
+    def _check_session(self) -> None:
+        if not self.expects:
+            raise EngineError(f"{self.name}: an update without a matching start")
 
     async def version(self) -> int:
         return self.held

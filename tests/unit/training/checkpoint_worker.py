@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -71,7 +72,7 @@ def work(folder: Path, rank: int) -> None:
 def work_behind(folder: Path, rank: int) -> None:
     """Ranks agree on collectives of their own all the while; that of rank 2 is the slow disk, and then the full one."""
     writer = CheckpointWriter(behind=True)
-    backend: Any = SimpleNamespace(checkpoint_state=lambda *, own: {**state(rank, 4.0), "own": own})
+    backend: Any = SimpleNamespace(checkpoint_state=lambda *, own=False: {**state(rank, 4.0), "own": own})
     finish = threading.Event()
 
     def slow(*arguments: Any, **options: Any) -> None:
@@ -97,10 +98,15 @@ def work_behind(folder: Path, rank: int) -> None:
         writer.save(folder, backend, step=2)
         with pytest.raises(CheckpointError, match="no space left on device"):
             writer.save(folder, backend, step=3)
-    writer.save(folder, backend, step=4)
-    writer.finish()
-    assert checkpoint.latest(folder) == folder / "checkpoints" / "step-00000004"
-    writer.close()
+    left = mock.patch.multiple(mesh, rank=lambda: 0, is_main=lambda: True, world_size=lambda: 1)  # the other group
+    with left, mock.patch("torch.save", lambda *arguments: (time.sleep(0.3 * rank), torch_save(*arguments))):
+        writer.save(folder, backend, step=4)
+        writer.close()
+    path = checkpoint.latest(folder)
+    assert path == folder / "checkpoints" / "step-00000004"
+    found = checkpoint.load(path).backend
+    assert set(found["model"]) == {"p0", "p1", "p2"}
+    assert {name for name, moments in found["optimizer"].items() if moments} == {"p0", "p2"}
 
 
 if __name__ == "__main__":

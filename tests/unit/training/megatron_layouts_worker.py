@@ -267,7 +267,10 @@ def measure(case: dict[str, Any], want: dict[str, Any], rank: int, size: int, fo
     found["second"] = abs(backend.train_step(rows, learning_rate=RATE).loss / want["losses"][1] - 1)
     found["third"] = abs(backend.train_step(rows, learning_rate=RATE).loss / want["losses"][2] - 1)
     writer.finish()
-    if path := checkpoint.latest(folder / case["name"]):
+    writer.close()
+    if "from" not in case:
+        path = checkpoint.latest(folder / case["name"])
+        assert path is not None
         assert len(list(path.glob("optimizer*.pt"))) == size
     return found
 

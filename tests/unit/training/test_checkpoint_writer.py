@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,30 @@ def test_a_full_disk_is_told_of_by_the_next_call(
     writer.save(tmp_path, backend, step=3)
     writer.finish()
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000003"]
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_disk_that_refused_one_gets_the_next_one_at_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    writer: CheckpointWriter,
+    make_backend: Make,
+    ends: bool,
+) -> None:
+    """What an interrupted run writes last is not lost by what went wrong before; and if nothing follows, a line says
+    what went wrong."""
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "save", lambda *arguments: (_ for _ in ()).throw(OSError("no space left on device")))
+        writer.save(tmp_path, make_backend(), step=1)
+        wait([writer._pending] if writer._pending else [])
+    if ends:
+        writer.close()
+    else:
+        writer.save(tmp_path, make_backend(), step=2)
+    latest = checkpoint.latest(tmp_path)
+    assert (latest and latest.name) == (None if ends else "step-00000002")
+    assert "no space left on device" in caplog.text
 
 
 def test_a_process_that_ends_finishes_what_it_writes(tmp_path: Path, make_backend: Make) -> None:

@@ -94,6 +94,30 @@ def test_the_bubble_shrinks_and_stages_send_more() -> None:
 
 
 @pytest.mark.parametrize(
+    ("pipeline", "virtual", "rows", "ends"), [(4, 4, 5, 35), (5, 8, 16, 164), (4, 1, 5, 8), (4, 2, 8, 19)]
+)
+def test_micro_batches_that_fill_no_whole_group_cost_as_if_they_did(
+    pipeline: int, virtual: int, rows: int, ends: int
+) -> None:
+    """`ends`: when the last chunk of a schedule has gone both ways, in units of a chunk's, with empty micro-batches as
+    long as the others: chunks times micro-batches, filled up to whole groups, and p - 1 through the ranks."""
+    found = seconds(replace(QWEN32, num_layers=120), layout(pipeline=pipeline, virtual=virtual), rows=rows)
+    busy = found["compute"] + found["recompute"] + found["communication"]
+    assert found["bubble"] == pytest.approx(busy * (ends / (rows * virtual) - 1))
+
+
+def test_only_layers_with_experts_send_tokens_to_them() -> None:
+    """Half of the layers dense: half of the visits."""
+    half = replace(MOE, dense_layers=tuple(range(0, 48, 2)))
+    rate = H100.link * EFFICIENCY.network
+    gradients = 6 * 128 * 3 * 2048 * 768 * 7 / 8  # of a layer's experts, that eight ranks have without EP
+    visits = 2 * 2 * (128 * 9216 // 8) * 8 * 2048 * 2 * 7 / 8  # bytes of a layer, both passes
+    for shape, layers in ((MOE, 48), (half, 24)):
+        alone, spread = (seconds(shape, layout(data=8, expert=expert))["communication"] for expert in (1, 8))
+        assert spread - alone == pytest.approx(layers * (visits - gradients) / rate)
+
+
+@pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"pipeline": 2, "virtual": 2}, "VP2 needs a pipeline of at least PP3, it has PP2"),
