@@ -6,7 +6,8 @@ SmolLM2):
 - a row of a matrix product depends neither on its place nor on the other rows;
 - it depends on the row COUNT below 16 rows, and above for some sizes (1536 -> 576 with 2 threads: 48 and 64 rows
   differ);
-- attention of one (row, key-value head) depends on no other; it depends on the number of keys, masked ones included,
+- attention of one (row, key-value head) depends on no other, but with several threads on where the buffer of its
+  thread begins (models.attention.attend_alone sees to that); it depends on the number of keys, masked ones included,
   unless that is a multiple of 512 plus at most 256.
 The engine therefore uses at least 16 rows, and checks the rest when it starts; what fails is not used.
 """
@@ -14,9 +15,8 @@ The engine therefore uses at least 16 rows, and checks the rest when it starts; 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
-from swe_rl.models.attention import FINE_SPAN_LIMIT, FINE_SPAN_STEP, SPAN_BLOCK, SlotCache, additive_mask
+from swe_rl.models.attention import FINE_SPAN_LIMIT, FINE_SPAN_STEP, SPAN_BLOCK, SlotCache, additive_mask, attend_alone
 
 _PROBE_SLOTS = 4
 _POSITION_STEP = 53  # no multiple of a step
@@ -35,9 +35,7 @@ def spans_keep_bits(cache: SlotCache, *, num_heads: int) -> bool:
     for position in range(20, FINE_SPAN_LIMIT, _POSITION_STEP):
         positions = torch.full((slots,), position, device=keys.device)
         outs = [
-            F.scaled_dot_product_attention(
-                query, keys[:, :, :span], values[:, :, :span], attn_mask=additive_mask(positions, span, keys.dtype)
-            )
+            attend_alone(query, keys[:, :, :span], values[:, :, :span], mask=additive_mask(positions, span, keys.dtype))
             for span in spans
             if span > position
         ]

@@ -27,6 +27,7 @@ from swe_rl.ops.context_parallel import ContextGroup, context_attention
 PACKED = "swe_rl_packed"
 SLOTS = "swe_rl_slots"
 
+LINE_HEADS = 8  # query heads whose two floats each, see attend_alone, fill a line of the cache
 # A span is the number of keys that one call looks at. The CPU kernel of scaled_dot_product_attention walks over keys in
 # blocks of SPAN_BLOCK: more whole blocks are fully masked ones, which change no bit. Within the last block, sizes up to
 # FINE_SPAN_LIMIT were found to give the bits of a whole block, larger ones not; the engine checks the former when it
@@ -206,10 +207,21 @@ def slot_attention(
         k = keys[block.slot_start : block.slot_stop, :, :span].expand(rows, -1, -1, -1)
         v = values[block.slot_start : block.slot_stop, :, :span].expand(rows, -1, -1, -1)
         q = grouped[block.row_start : block.row_stop]
-        out[block.row_start : block.row_stop] = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=block.mask, scale=scaling
-        )
+        out[block.row_start : block.row_stop] = attend_alone(q, k, v, mask=block.mask, scale=scaling)
     return out.reshape(1, num_rows, -1, head_dim), None
+
+
+def attend_alone(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor, scale: float | None = None) -> Tensor:
+    """Attention whose bits, for one (row, key-value head), depend on no other: query [R, Hkv, G, D], key and value
+    [R, Hkv, S, D], mask [R, 1, 1, S] -> [R, Hkv, G, D].
+
+    The CPU kernel gives every thread a buffer of G * (S + D + 2) floats, one behind the other, and its products round
+    by how theirs begins in a line of the cache: which thread a row falls to would show, unless G is a multiple of 8.
+    """
+    heads = query.shape[2]
+    if query.device.type == "cpu" and torch.get_num_threads() > 1:
+        query = F.pad(query, (0, 0, 0, -heads % LINE_HEADS))
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)[:, :, :heads]
 
 
 def register() -> None:
