@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -46,5 +47,5 @@ def test_rows_together_are_rows_alone(dtype: torch.dtype, kv_heads: int, group: 
         **({"atol": 2e-2, "rtol": 0} if dtype == torch.bfloat16 else {"atol": 1e-5, "rtol": 0}),
     )
     for borders in ([0, 8, rows], [0, 5, 7, rows], list(range(rows + 1))):
-        parts = [some(a, b) for a, b in zip(borders, borders[1:], strict=False)]
+        parts = [some(a, b) for a, b in itertools.pairwise(borders)]
         assert torch.equal(torch.cat(parts), together), borders
