@@ -232,7 +232,7 @@ def plot(path: Path, outcomes: Mapping[str, Mapping[int, Outcome]]) -> None:
         )
     left.set(xlabel="iteration", ylabel="rollouts that pass, %, mean of three iterations")
     left.legend(fontsize=7)
-    right.set(xlabel="held-out tasks solved at the end, %, ± standard error over seeds")
+    right.set(xlabel="held-out at the end, %, ± standard error")
     right.set_yticks(range(len(outcomes)), list(outcomes), fontsize=7)
     right.invert_yaxis()
     figure.tight_layout()
