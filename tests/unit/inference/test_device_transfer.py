@@ -13,8 +13,8 @@ import pytest
 import torch
 from real_parts import require
 from torch import Tensor
-from vllm_fakes import STOP, WEIGHTS, FakeReplica, fake_engine
-from vllm_transfers import eventually, holds, nccl, plan, publish, sums, weights
+from vllm_fakes import STOP, WEIGHTS, FakeReplica, eventually, fake_engine
+from vllm_transfers import holds, nccl, plan, publish, sums, weights
 
 from swe_rl.errors import EngineError
 from swe_rl.inference.vllm import device_transfer, fleet

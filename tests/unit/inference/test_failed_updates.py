@@ -8,8 +8,8 @@ import threading
 from typing import Any
 
 import pytest
-from vllm_fakes import FakeReplica, fake_engine
-from vllm_transfers import eventually, holds, nccl, plan, publish, weights
+from vllm_fakes import FakeReplica, eventually, fake_engine
+from vllm_transfers import holds, nccl, plan, publish, weights
 
 from swe_rl.errors import EngineError
 from swe_rl.inference.vllm import device_transfer, fleet

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from vllm_fakes import MAX_CONTEXT, STOP, VOCAB, WEIGHTS, FakeReplica, fake_engine
+from vllm_fakes import MAX_CONTEXT, STOP, VOCAB, WEIGHTS, FakeReplica, eventually, fake_engine
 
 from swe_rl.errors import EngineDead, EngineError
 from swe_rl.inference.vllm import engine as engine_module
@@ -34,14 +34,6 @@ def expected(prompt: list[int], limit: int) -> list[int]:
     while len(ids) < limit and STOP not in ids:
         ids.append((len(prompt) + len(ids)) % VOCAB)
     return ids
-
-
-async def eventually(condition: Any) -> None:
-    for _ in range(500):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it never came")
 
 
 @pytest.fixture

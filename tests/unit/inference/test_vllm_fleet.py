@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
-from vllm_fakes import STOP, WEIGHTS, FakeReplica, fake_engine
+from vllm_fakes import STOP, WEIGHTS, FakeReplica, eventually, fake_engine
 
 from swe_rl.errors import EngineError
 from swe_rl.inference.vllm import engine as engine_module
@@ -44,14 +43,6 @@ class Stubborn(FakeReplica):
         await super().close()
         if self.hangs == "close":
             await asyncio.Event().wait()
-
-
-async def eventually(condition: Any) -> None:
-    for _ in range(500):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it never came")
 
 
 def lose(engine: VllmEngine, index: int) -> None:

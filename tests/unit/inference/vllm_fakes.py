@@ -20,6 +20,15 @@ from swe_rl.ops.weight_delta import checksum
 VOCAB, STOP, MAX_CONTEXT = 50, 7, 64
 
 
+async def eventually(condition: Any) -> None:
+    """Waits five seconds for it at most."""
+    for _ in range(500):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never came")
+
+
 class FakeReplica:
     """Implements Replica. Token k after n ids is (n + k) % VOCAB, so a turn resumed from its prefix goes on as if
     nothing had happened; its logprob is -0.01 * token. `fail_after` tokens of a request it is lost, once each."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -77,14 +76,6 @@ async def publish(engine: VllmEngine, version: int, *, checksums: Mapping[str, i
     rest = WeightPiece(name="a.weight", first=4, values=flat[4:]), WeightPiece(name="b.weight", first=0, values=other)
     await engine.receive_weights(WeightBucket(rest))
     return await engine.finish_weight_update(sums(new) if checksums is None else checksums)
-
-
-async def eventually(condition: Any) -> None:
-    for _ in range(500):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it never came")
 
 
 def holds(replica: FakeReplica, version: int) -> bool:
