@@ -123,10 +123,11 @@ def test_large_scores() -> None:
     kv_end = mask("forest", 129)
     q, k, v, grad = make(129, 2, 1, 16)
     tensors = (15 * q, 15 * k, v, grad)
+    largest = float(torch.einsum("qhd,kjd->hqkj", 15 * q, 15 * k).abs().max())
     check(
         results(attention_with_lse, tensors, kv_end, impl="triton", scale=1.0),
         exact(tensors, kv_end, scale=1.0),
-        limit=1e-4,
+        limit=torch.finfo(torch.float32).eps * largest,  # what rounding of a score does to its weight
     )
 
 
